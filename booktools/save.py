@@ -1,0 +1,116 @@
+"""`#@save`: which cells become the library, and where each saved name comes from.
+
+nbdev builds every processor of a notebook before its exporter runs, so `SaveProcessor` marks the
+saved cells when it is constructed, and plain `nbdev-export` does the rest. pyproject.toml names
+the processor; tests/test_tooling.py holds nbdev to that order.
+"""
+import ast
+import os
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SAVE = "#@save"
+_HEADING = re.compile(r"^#{1,6} +(?P<text>.*?) *\{#(?P<id>[\w-]+)[^}]*\} *$")
+_NUMBER = re.compile(r"^(?:[A-Z]|\d+)(?:\.\d+)*(?=\.? )")
+_BLOCK = re.compile(r"(?<=# chapters, in order: written by the export\n)(?:from \.\w+ import \*.*\n)*")
+
+
+def is_saved(source):
+    """Whether a cell's source, option lines aside, starts with `#@save`.
+
+    Raises ValueError when `#@save` stands on its own line further down, where it would do nothing.
+    """
+    lines = [line.strip() for line in source.splitlines()]
+    code = [line for line in lines if line and not line.startswith("#|")]
+    if SAVE not in lines:
+        return False
+    if code[0] != SAVE or lines.index(SAVE) < max((i for i, x in enumerate(lines) if x.startswith("#|")), default=-1):
+        raise ValueError(f"{SAVE} must be a cell's first line after its `#|` options; move it in the cell that holds {code[0]!r}")
+    return True
+
+
+def public_names(source):
+    """The names that a saved cell makes public, in order: functions, classes, assignments."""
+    names = []
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.append(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names += [x.id for t in targets for x in ast.walk(t) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
+    return [name for name in dict.fromkeys(names) if not name.startswith("_")]
+
+
+def places(cells, notebook):
+    """For each cell, where the book defines it: `'section 9.2 (nbs/09_grpo.ipynb#sec-grpo-loop)'`.
+
+    The place is the nearest heading above with an id; before the first one it is the notebook.
+    """
+    here, found = notebook, []
+    for cell in cells:
+        source, fenced = "".join(cell["source"]), False
+        for line in source.splitlines() if cell["cell_type"] == "markdown" else ():
+            fenced ^= line.lstrip().startswith(("```", "~~~"))
+            heading = None if fenced else _HEADING.match(line)
+            if heading:
+                number = _NUMBER.match(heading["text"])
+                name = f"section {number[0]}" if number else f"\"{heading['text']}\""
+                here = f"{name} ({notebook}#{heading['id']})"
+        found.append(here)
+    return found
+
+
+class SaveProcessor:
+    """Marks `#@save` cells for nbdev's exporter and writes down the section of each saved name.
+
+    The table goes behind the last saved cell as a cell of its own, headed `auto`, which
+    `nbdev-update` leaves alone: notebooks never receive what the export added. `agentrl` appends
+    each entry to its object's docstring on import.
+    """
+
+    def __init__(self, nb):
+        notebook = "nbs/" + Path(nb.get("path_", "notebook")).name
+        table, last = {}, None
+        for cell, place in zip(nb.cells, places(nb.cells, notebook)):
+            if cell.cell_type == "code" and is_saved(cell.source):
+                cell.directives_ = {**cell.directives_, "export": ""}
+                last = cell
+                table.setdefault(place, []).extend(public_names(cell.source))
+        rows = [f"    {place!r}: {names!r},\n" for place, names in table.items() if names]
+        if rows:
+            last.set_source(f"{last.source}\n\n# %% auto #0\n_defined_in = {{\n{''.join(rows)}}}")
+
+    def __call__(self, cell):
+        pass
+
+    def end(self):
+        write_init(ROOT)
+
+
+def chapter_modules(root):
+    """Module name of each notebook that saves cells, in chapter order: `{'plotting': path, ...}`."""
+    modules = {}
+    for path in sorted((Path(root) / "nbs").glob("*.ipynb")):
+        text = path.read_text(encoding="utf-8")
+        name = re.search(r'"#\| *default_exp:? +([\w.]+)', text)
+        if name and f'"{SAVE}' in text:
+            modules[name[1]] = path
+    return modules
+
+
+def init_text(root):
+    """`agentrl/__init__.py` with the star imports that the notebooks ask for."""
+    text = (Path(root) / "agentrl/__init__.py").read_text(encoding="utf-8")
+    imports = "".join(f"from .{name} import *\n" for name in chapter_modules(root))
+    return _BLOCK.sub(lambda _: imports, text, count=1)
+
+
+def write_init(root):
+    """Bring `agentrl/__init__.py` in step with the notebooks, in one atomic replacement."""
+    path = Path(root) / "agentrl/__init__.py"
+    text = init_text(root)
+    if text != path.read_text(encoding="utf-8"):
+        draft = path.with_name(f".init.{os.getpid()}")
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
