@@ -5,14 +5,14 @@ saved cells when it is constructed, and plain `nbdev-export` does the rest. pypr
 the processor; tests/test_tooling.py holds nbdev to that order.
 """
 import ast
-import os
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from .project import write_atomic
+
 SAVE = "#@save"
 _HEADING = re.compile(r"^#{1,6} +(?P<text>.*?) *\{#(?P<id>[\w-]+)[^}]*\} *$")
-_NUMBER = re.compile(r"^(?:[A-Z]|\d+)(?:\.\d+)*(?=\.? )")
+_NUMBER = re.compile(r"^(?:[A-Z]|\d+)(?:\.\d+)+(?= )")
 _BLOCK = re.compile(r"(?<=# chapters, in order: written by the export\n)(?:from \.\w+ import \*.*\n)*")
 
 
@@ -85,7 +85,8 @@ class SaveProcessor:
         pass
 
     def end(self):
-        write_init(ROOT)
+        from nbdev.config import get_config
+        write_init(get_config().config_path)
 
 
 def chapter_modules(root):
@@ -107,10 +108,7 @@ def init_text(root):
 
 
 def write_init(root):
-    """Bring `agentrl/__init__.py` in step with the notebooks, in one atomic replacement."""
-    path = Path(root) / "agentrl/__init__.py"
-    text = init_text(root)
+    """Bring `agentrl/__init__.py` in step with the notebooks."""
+    path, text = Path(root) / "agentrl/__init__.py", init_text(root)
     if text != path.read_text(encoding="utf-8"):
-        draft = path.with_name(f".init.{os.getpid()}")
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
+        write_atomic(path, text)

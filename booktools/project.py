@@ -1,0 +1,43 @@
+"""Where things are, how a chapter is named on the command line, and how files are written."""
+import os
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class BookError(Exception):
+    """What went wrong and what to do next, in one line."""
+
+
+def notebooks(root=ROOT):
+    """The book's notebooks in reading order; the preface (`index`) first, `headline` last."""
+    paths = sorted((Path(root) / "nbs").glob("*.ipynb"))
+    return sorted(paths, key=lambda p: (p.stem != "index", not p.stem[0].isdigit(), p.stem))
+
+
+def find_notebook(name, root=ROOT):
+    """The notebook that `09`, `9`, `grpo`, `09_grpo`, `nbs/09_grpo.ipynb` or `headline` names."""
+    def names(path):
+        number, _, rest = path.stem.partition("_")
+        return {path.stem, path.name, f"nbs/{path.name}"} | ({number, str(int(number)), rest} if number.isdigit() else set())
+
+    for path in notebooks(root):
+        if str(name) in names(path):
+            return path
+    known = ", ".join(p.stem.split("_")[0] for p in notebooks(root)) or "none yet"
+    raise BookError(f"there is no chapter {name!r}; the chapters are: {known}")
+
+
+def write_atomic(path, text):
+    """Write a text file so that a reader, or an interruption, finds the old or the new one, whole."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def strip_colors(text):
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)

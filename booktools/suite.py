@@ -1,0 +1,87 @@
+"""`make test`: static checks, unit tests and every chapter, a few processes at a time."""
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from .check import CHECKS, cleanliness
+from .project import ROOT, BookError, find_notebook, notebooks, strip_colors
+
+UNIT = "unit tests"
+
+
+def test(chapter=None, jobs=None, root=ROOT):
+    """Run everything, or one chapter; print a table of times; raise BookError if anything failed."""
+    root, start = Path(root), time.time()
+    paths = [find_notebook(chapter, root)] if chapter else notebooks(root)
+    failures = _static(root, paths if chapter else None)
+    work = {p.stem: [str(Path(sys.executable).with_name("nbdev-test")), "--path", str(p)] for p in paths}
+    if not chapter:
+        work[UNIT] = [sys.executable, "-m", "pytest", "-q", "-x", "--color=no", "tests"]
+    seconds, failed = _parallel(work, jobs or min(4, os.cpu_count() or 1), root)
+    failures += failed
+    print(f"\n{'':40}seconds")
+    for name in sorted(seconds, key=lambda n: (n == UNIT, n)):
+        print(f"{name:32}{'FAILED' if any(f.startswith(name + ':') for f in failed) else 'ok':>8}{seconds[name]:7.1f}")
+    print(f"{'all, by the clock':40}{time.time() - start:7.1f}\n")
+    if failures:
+        print("\n".join(f"FAILED  {line}" for line in failures))
+        raise BookError(f"{len(failures)} failure(s), each listed above; look at one chapter with `make test CHAPTER=09`, or in `make lab`")
+    print(f"all passed: {len(paths)} notebook(s)" + ("" if chapter else f", {UNIT} and {len(CHECKS)} static checks"))
+
+
+def _static(root, paths):
+    failures = []
+    for name, check in (CHECKS if paths is None else {"notebook cleanliness": lambda r: cleanliness(r, paths)}).items():
+        found = check(root)
+        print(f"{name:32}{'FAILED' if found else 'ok':>8}", flush=True)
+        failures += [f"{name}: {line}" for line in found]
+    return failures
+
+
+def _parallel(work, jobs, root):
+    """Run the commands, longest first by the last run's times; `({name: seconds}, [failure])`."""
+    record = root / ".venv/test-times.json"
+    last = json.loads(record.read_text()) if record.exists() else {}
+    order = sorted(work, key=lambda name: -last.get(name, 1e9 if name == UNIT else 1e6 + _size(work[name][-1])))
+    seconds, failures, running = {}, [], set()
+
+    def one(name):
+        start = time.time()
+        process = subprocess.Popen(work[name], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        running.add(process)
+        output = process.communicate()[0]
+        running.discard(process)
+        return name, process.returncode, strip_colors(output), time.time() - start
+
+    print(f"\nrunning {len(work)} of: {', '.join(order)}; {jobs} at a time", flush=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for done, future in enumerate(as_completed([pool.submit(one, name) for name in order]), 1):
+                name, code, output, seconds[name] = future.result()
+                print(f"[{done:2d}/{len(work)}] {name:26}{'FAILED' if code else 'ok':>8}{seconds[name]:7.1f} s", flush=True)
+                if code:
+                    print("".join(f"    {line}\n" for line in output.splitlines()[-60:]), flush=True)
+                    failures.append(f"{name}: {_reason(output)}")
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                process.terminate()
+            raise BookError("interrupted; nothing was changed") from None
+    if record.parent.exists():
+        record.write_text(json.dumps(last | seconds))
+    return seconds, failures
+
+
+def _size(path):
+    return Path(path).stat().st_size if Path(path).is_file() else 0
+
+
+def _reason(output):
+    """The line of a test's output that says most: pytest's FAILED, or the exception's own."""
+    lines = [x.strip() for x in output.splitlines() if x.strip()]
+    named = [x for x in lines if x.startswith("FAILED ")] or [x for x in lines if "Error" in x.split(":")[0]]
+    return (named or lines or ["no output"])[-1]
