@@ -35,7 +35,8 @@ def main(arguments=None):
     """Run one command; returns the exit status. Every foreseen failure is one line on stderr."""
     options = parser().parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small run fastest on one thread
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as on Ctrl-C
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)  # either way, clean up and say so
     from .project import ROOT, BookError
     try:
         if options.command == "run":

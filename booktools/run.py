@@ -1,6 +1,7 @@
 """Running notebooks headless: `make run` into results/, `make save` in place."""
 import ast
 import json
+import logging
 import shutil
 import sys
 import tempfile
@@ -68,6 +69,7 @@ def execute(path, parameters, output, kernel=KERNEL, stream=sys.stdout):
     from nbclient.exceptions import DeadKernelError
     from nbdev.clean import clean_nb
 
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)
     _announce_sections(stream)
     output.parent.mkdir(parents=True, exist_ok=True)
     failed = output.with_name(f"{path.stem}.failed.ipynb")
@@ -77,12 +79,13 @@ def execute(path, parameters, output, kernel=KERNEL, stream=sys.stdout):
             papermill.execute_notebook(
                 path, draft, parameters=parameters, kernel_name=kernel, engine_name="book", cwd=path.parent,
                 progress_bar=False, request_save_on_cell_execute=False, stdout_file=stream, stderr_file=stream,
-                extra_arguments=["--IPKernelApp.log_level=ERROR"])
+                extra_arguments=["--IPKernelApp.log_level=CRITICAL"])
         except papermill.PapermillExecutionError as error:
             shutil.move(draft, failed)
             why = strip_colors(f"{error.ename}: {error.evalue}").strip().splitlines()[0]
+            remedy = "free some space and run it again" if "[Errno 28]" in why else "to look around: make lab"
             raise BookError(f"{path.stem} stopped in the cell that begins {_first_code_line(error.source)!r}: {why} "
-                            f"(whole traceback: {_shown(failed)}; to look around: make lab)") from None
+                            f"(whole traceback: {_shown(failed)}); {remedy}") from None
         except NoSuchKernel:
             raise BookError(f"there is no Jupyter kernel {kernel!r} here; `make install` puts it into .venv") from None
         except (DeadKernelError, RuntimeError) as error:

@@ -10,32 +10,33 @@ from pathlib import Path
 from .check import CHECKS, cleanliness
 from .project import ROOT, BookError, find_notebook, notebooks, strip_colors
 
-UNIT = "unit tests"
 
 
 def test(chapter=None, jobs=None, root=ROOT):
     """Run everything, or one chapter; print a table of times; raise BookError if anything failed."""
     root, start = Path(root), time.time()
     paths = [find_notebook(chapter, root)] if chapter else notebooks(root)
-    failures = _static(root, paths if chapter else None)
-    work = {p.stem: [str(Path(sys.executable).with_name("nbdev-test")), "--path", str(p)] for p in paths}
-    if not chapter:
-        work[UNIT] = [sys.executable, "-m", "pytest", "-q", "-x", "--color=no", "tests"]
+    checks = {"notebook cleanliness": lambda root: cleanliness(root, paths)} if chapter else CHECKS
+    failures = _static(root, checks)
+    nbdev_test = str(Path(sys.executable).with_name("nbdev-test"))
+    work = {p.stem: [nbdev_test, str(p)] for p in paths}
+    units = [] if chapter else sorted((root / "tests").glob("test_*.py"))
+    work |= {f"tests/{p.name}": [sys.executable, "-m", "pytest", "-q", "--color=no", str(p)] for p in units}
     seconds, failed = _parallel(work, jobs or min(4, os.cpu_count() or 1), root)
     failures += failed
     print(f"\n{'':40}seconds")
-    for name in sorted(seconds, key=lambda n: (n == UNIT, n)):
+    for name in work:
         print(f"{name:32}{'FAILED' if any(f.startswith(name + ':') for f in failed) else 'ok':>8}{seconds[name]:7.1f}")
     print(f"{'all, by the clock':40}{time.time() - start:7.1f}\n")
     if failures:
         print("\n".join(f"FAILED  {line}" for line in failures))
         raise BookError(f"{len(failures)} failure(s), each listed above; look at one chapter with `make test CHAPTER=09`, or in `make lab`")
-    print(f"all passed: {len(paths)} notebook(s)" + ("" if chapter else f", {UNIT} and {len(CHECKS)} static checks"))
+    print(f"all passed: {len(paths)} notebook(s), {len(units)} file(s) of unit tests, {1 if chapter else len(CHECKS)} static check(s)")
 
 
-def _static(root, paths):
+def _static(root, checks):
     failures = []
-    for name, check in (CHECKS if paths is None else {"notebook cleanliness": lambda r: cleanliness(r, paths)}).items():
+    for name, check in checks.items():
         found = check(root)
         print(f"{name:32}{'FAILED' if found else 'ok':>8}", flush=True)
         failures += [f"{name}: {line}" for line in found]
@@ -46,7 +47,7 @@ def _parallel(work, jobs, root):
     """Run the commands, longest first by the last run's times; `({name: seconds}, [failure])`."""
     record = root / ".venv/test-times.json"
     last = json.loads(record.read_text()) if record.exists() else {}
-    order = sorted(work, key=lambda name: -last.get(name, 1e9 if name == UNIT else 1e6 + _size(work[name][-1])))
+    order = sorted(work, key=lambda name: -last.get(name, 1e6 + Path(work[name][-1]).stat().st_size))
     seconds, failures, running = {}, [], set()
 
     def one(name):
@@ -74,10 +75,6 @@ def _parallel(work, jobs, root):
     if record.parent.exists():
         record.write_text(json.dumps(last | seconds))
     return seconds, failures
-
-
-def _size(path):
-    return Path(path).stat().st_size if Path(path).is_file() else 0
 
 
 def _reason(output):
