@@ -13,10 +13,10 @@ from .save import chapter_modules
 def export(root=ROOT):
     """Write `agentrl/` and the API index from the notebooks, and delete modules without one."""
     root = Path(root)
-    _nbdev_export(root)
     for path in stale_modules(root):
         path.unlink()
         print(f"deleted {path.relative_to(root)}: no notebook exports it any more")
+    _nbdev_export(root)
     write_atomic(root / api.INDEX, api.index(root))
 
 
