@@ -1,6 +1,7 @@
 """`make test`: static checks, unit tests and every chapter, a few processes at a time."""
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -78,7 +79,11 @@ def _parallel(work, jobs, root):
 
 
 def _reason(output):
-    """The line of a test's output that says most: pytest's FAILED, or the exception's own."""
-    lines = [x.strip() for x in output.splitlines() if x.strip()]
-    named = [x for x in lines if x.startswith("FAILED ")] or [x for x in lines if "Error" in x.split(":")[0]]
-    return (named or lines or ["no output"])[-1]
+    """The line of a test's output that says most: pytest's FAILED, or the exception and its code."""
+    lines = [x.strip() for x in output.splitlines() if x.strip().strip("^=-")]
+    for at in range(len(lines) - 1, 0, -1):
+        if lines[at].startswith("FAILED "):
+            return lines[at].removeprefix("FAILED ")
+        if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", lines[at]) and " in /" not in lines[at]:
+            return f"{lines[at]} at `{lines[at - 1]}`"
+    return (lines or ["no output"])[-1]

@@ -239,7 +239,7 @@ def test_the_suite_reports_a_failing_chapter(book):
     write(book, "09_grpo", grpo_cells() + [new_code_cell("assert arl.Config().half() == 5, 'half of eight'")])
     result = tool(book, "test", "09")
     assert result.returncode == 1
-    assert "FAILED  09_grpo: AssertionError: half of eight" in result.stdout and "1 failure(s)" in result.stderr
+    assert "FAILED  09_grpo: AssertionError: half of eight at `assert arl.Config().half() == 5" in result.stdout and "1 failure(s)" in result.stderr
     assert tool(book, "test", "3").returncode == 0
 
 
@@ -332,6 +332,7 @@ def test_an_interrupted_write_keeps_the_old_file(tmp_path, monkeypatch):
 
 
 def test_an_old_python_is_refused_or_replaced(monkeypatch, capsys):
+    ast.parse(Path(bootstrap.__file__).read_text(encoding="utf-8"), feature_version=(3, 6))
     monkeypatch.setattr(sys, "version_info", (3, 9, 2))
     monkeypatch.setattr(shutil, "which", lambda name: sys.executable if name == "python3.12" else None)
     assert bootstrap.suitable_python() == sys.executable
