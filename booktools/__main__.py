@@ -26,14 +26,15 @@ def parser():
     test.add_argument("--jobs", type=int, help="processes at a time (default: the cores, at most 4)")
     command("export", "notebooks to library, and the API index")
     command("api", "write the API index, nbs/api.qmd")
-    lab = command("lab", "open the notebooks in JupyterLab; further arguments go to it")
-    lab.add_argument("rest", nargs=argparse.REMAINDER)
+    command("lab", "open the notebooks in JupyterLab; further arguments go to it")
     return top
 
 
 def main(arguments=None):
     """Run one command; returns the exit status. Every foreseen failure is one line on stderr."""
-    options = parser().parse_args(arguments)
+    options, rest = parser().parse_known_args(arguments)
+    if rest and options.command != "lab":
+        return _fail(f"{options.command} does not know {' '.join(rest)!r}; `python -m booktools {options.command} --help` lists what it takes")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small run fastest on one thread
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)  # either way, clean up and say so
@@ -58,7 +59,7 @@ def main(arguments=None):
         elif options.command == "lab":
             root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
             os.chdir(ROOT / "nbs")
-            os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *root, *options.rest])
+            os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *root, *rest])
     except BookError as error:
         return _fail(error)
     except ModuleNotFoundError as error:

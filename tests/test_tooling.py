@@ -270,6 +270,7 @@ def test_save_stores_outputs_in_place_and_leaves_the_book_clean(book):
     (["run", "03", "-p", "sede", "3"], "03_policy has no parameter 'sede'; it has: seed = 0, rate = 0.5, name = None"),
     (["run", "09", "-p", "seed", "3"], "09_grpo has no parameter 'seed'; it has: none"),
     (["run", "03", "-p", "seed", "three"], "seed takes int, like its default 0; got 'three'"),
+    (["run", "03", "--seed", "3"], "run does not know '--seed 3'; `python -m booktools run --help` lists what it takes"),
     (["run", "03", "--kernel", "nonesuch"], "there is no Jupyter kernel 'nonesuch' here; `make install` puts it into .venv"),
 ])
 def test_wrong_commands_are_answered_in_one_line(book, arguments, message):
