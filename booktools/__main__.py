@@ -19,7 +19,7 @@ def parser():
                      help="set a parameter of the notebook's `parameters` cell; may be repeated")
     run.add_argument("--kernel", default="python3", help="Jupyter kernel (default: python3)")
     save = command("save", "run a chapter from a clean kernel, store its outputs in place, export")
-    save.add_argument("chapter")
+    save.add_argument("chapter", nargs="?")
     save.add_argument("--kernel", default="python3", help="Jupyter kernel (default: python3)")
     test = command("test", "static checks, unit tests and every chapter")
     test.add_argument("chapter", nargs="?", help="only this chapter")

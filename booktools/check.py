@@ -140,8 +140,9 @@ def _files(items):
 def files(root=ROOT):
     """Files of the repository over the size limit, and results that hold a path of one machine."""
     root = Path(root)
-    names = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-                           cwd=root, capture_output=True, text=True, check=True).stdout.split("\0")
+    listing = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                             cwd=root, capture_output=True, text=True)
+    names = listing.stdout.split("\0") if listing.returncode == 0 else [p.relative_to(root) for p in root.glob("[!.]*/**/*")]
     paths = [root / name for name in names if name and (root / name).is_file()]
     found = [f"{p.relative_to(root)} is {p.stat().st_size / 1e6:.1f} MB; the limit is {MAX_BYTES / 1e6:.0f} MB"
              for p in paths if p.stat().st_size > MAX_BYTES]

@@ -25,6 +25,8 @@ def find_notebook(name, root=ROOT):
     for path in notebooks(root):
         if str(name) in names(path):
             return path
+    if not name:
+        raise BookError("which chapter? for example: make save CHAPTER=09")
     known = ", ".join(p.stem.split("_")[0] for p in notebooks(root)) or "none yet"
     raise BookError(f"there is no chapter {name!r}; the chapters are: {known}")
 

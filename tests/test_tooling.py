@@ -218,11 +218,14 @@ def test_cells_that_need_no_output(source):
     assert not check.expects_output(source)
 
 
-def test_large_files_and_paths_in_results_are_found(book):
-    (book / "large.bin").write_bytes(b"0" * (check.MAX_BYTES + 1))
+@pytest.mark.parametrize("has_git", [True, False])
+def test_large_files_and_paths_in_results_are_found(book, has_git):
+    if not has_git:
+        shutil.rmtree(book / ".git")
+    (book / "nbs/large.bin").write_bytes(b"0" * (check.MAX_BYTES + 1))
     (book / "results/metrics.json").write_text(json.dumps({"file": HOME_PATH}))
     found = check.files(book)
-    assert found[0] == "large.bin is 5.0 MB; the limit is 5 MB" and "results/metrics.json holds the absolute path" in found[1]
+    assert found[0] == "nbs/large.bin is 5.0 MB; the limit is 5 MB" and "results/metrics.json holds the absolute path" in found[1]
 
 
 def test_contents_and_api_index_must_match_the_files(book):
@@ -267,6 +270,7 @@ def test_save_stores_outputs_in_place_and_leaves_the_book_clean(book):
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["run", "12"], "there is no chapter '12'; the chapters are: 03, 09"),
+    (["save"], "which chapter? for example: make save CHAPTER=09"),
     (["run", "03", "-p", "sede", "3"], "03_policy has no parameter 'sede'; it has: seed = 0, rate = 0.5, name = None"),
     (["run", "09", "-p", "seed", "3"], "09_grpo has no parameter 'seed'; it has: none"),
     (["run", "03", "-p", "seed", "three"], "seed takes int, like its default 0; got 'three'"),
