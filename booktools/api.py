@@ -1,5 +1,7 @@
 """The API index: every public name of `agentrl`, read from its source without importing it."""
 import ast
+import json
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +52,7 @@ def entries(path):
 def _text(entry):
     label, _, target = entry.place.rstrip(")").partition(" (nbs/")
     link = f" [{label[:1].upper()}{label[1:]}]({target})." if target else ""
-    return f"[`{entry.signature}`]{{#api-{entry.name}}}\n:   {entry.summary}{link}\n"
+    return f"[`{entry.signature}`]{{#api-{entry.name}}}\n:   {_escape(entry.summary)}{link}\n"
 
 
 def _table(tree):
@@ -70,25 +72,43 @@ def _signature(node, name):
             return f"{name}({ast.unparse(init.args).removeprefix('self').removeprefix(', ')})"
         fields = [x for x in node.body if isinstance(x, ast.AnnAssign)]
         if fields and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
-            return f"{name}({', '.join(x.target.id + (f'={ast.unparse(x.value)}' if x.value else '') for x in fields)})"
-    return name
+            text = ", ".join(x.target.id + (f"={ast.unparse(x.value)}" if x.value else "") for x in fields)
+            return f"{name}({_made(text)})"
+    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+    value = ast.unparse(node.value) if isinstance(target, ast.Name) and node.value else ""
+    return f"{name} = {value}" if 0 < len(value) <= 60 and "`" not in value and "\n" not in value else name
+
+
+def _made(text):
+    return re.sub(r"field\(default_factory=([^()]+)\)", r"\1()", text)
 
 
 def _summary(node, lines):
-    """The docstring's first paragraph line; for a constant, the comment on or right above it."""
+    """The docstring's first sentence; for a constant, the comment on or right above it, or its kind."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return (ast.get_docstring(node) or "").split("\n")[0]
-    tail = lines[node.end_lineno - 1][node.end_col_offset:].strip()
+        paragraph = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+        return re.split(r"(?<=\.) (?=[A-Z`\"'(])", paragraph)[0]
+    tail = lines[node.end_lineno - 1].encode()[node.end_col_offset:].decode().strip()
     above, at = [], node.lineno - 2
     while at >= 0 and lines[at].startswith("# ") and not lines[at].startswith("# %%"):
         above.insert(0, lines[at][2:])
         at -= 1
     text = tail[1:].strip() if tail.startswith("#") else " ".join(above)
-    return text[:1].upper() + text[1:] if text else "Constant."
+    kinds = {ast.Dict: "a dict", ast.List: "a list", ast.Tuple: "a tuple", ast.Set: "a set", ast.JoinedStr: "a string"}
+    if not text and isinstance(node.value, ast.Constant):
+        text = "a string" if isinstance(node.value.value, str) else "a number"
+    text = text or kinds.get(type(node.value), "a constant")
+    return text[0].upper() + text[1:]
+
+
+def _escape(text):
+    """Plain text for Markdown: what would be markup is escaped, except in code spans."""
+    parts = text.rstrip(".").split("`")
+    parts[::2] = [re.sub(r"([\\<>*$@\[\]^~])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts) + "."
 
 
 def _title(notebook):
-    import json
     for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
         first = "".join(cell["source"]).split("\n")[0]
         if cell["cell_type"] == "markdown" and first.startswith("# "):

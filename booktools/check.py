@@ -56,6 +56,8 @@ def cleanliness(root=ROOT, paths=None):
             if any(o["output_type"] == "error" for o in outputs):
                 found.append(f"nbs/{path.name} stores an error in the cell {begins}: `{remedy}`")
             if cell["cell_type"] == "code":
+                options = [line for line in source.splitlines() if line.startswith("#|")]
+                found += [f"nbs/{path.name}: write {x!r} as `#| key: value`" for x in options if not re.match(r"#\| [\w-]+: \S", x)]
                 try:
                     if is_saved(source) and path not in chapter_modules(root).values():
                         found.append(f"nbs/{path.name} saves a cell but names no module: begin it with `#| default_exp: NAME`")

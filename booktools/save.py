@@ -54,8 +54,13 @@ def places(cells, notebook):
             fenced ^= line.lstrip().startswith(("```", "~~~"))
             heading = None if fenced else _HEADING.match(line)
             if heading:
-                number = _NUMBER.match(heading["text"])
-                name = f"section {number[0]}" if number else f"\"{heading['text']}\""
+                number, chapter = _NUMBER.match(heading["text"]), re.match(r"nbs/(\d+)_", notebook)
+                if number:
+                    name = f"section {number[0]}"
+                elif line.startswith("# ") and chapter:
+                    name = f"chapter {int(chapter[1])}"
+                else:
+                    name = f"\"{heading['text']}\""
                 here = f"{name} ({notebook}#{heading['id']})"
         found.append(here)
     return found

@@ -125,6 +125,9 @@ def test_docstrings_end_with_their_section(book):
     assert "Mean of `x`.\n\nIn full.\n\nDefined in section 3.1 (nbs/03_policy.ipynb#sec-policy-mean).\n" in result.stdout
     assert "Settings.\n\nDefined in section 9.2 (nbs/09_grpo.ipynb#sec-grpo-loop).\n" in result.stdout
     assert "['Config', 'LIMIT', 'grpo', 'mean', 'policy']" in result.stdout
+    places = save.places([{"cell_type": "markdown", "source": x} for x in ("# A title {#sec-a}", "## One {#sec-b}", "## 7.1 A {#sec-c}")],
+                         "nbs/07_x.ipynb")
+    assert places == ["chapter 7 (nbs/07_x.ipynb#sec-a)", '"One" (nbs/07_x.ipynb#sec-b)', "section 7.1 (nbs/07_x.ipynb#sec-c)"]
     table = (book / "agentrl/policy.py").read_text()
     assert "'section 3.1.1 (nbs/03_policy.ipynb#sec-policy-limit)': ['LIMIT']" in table
 
@@ -168,6 +171,42 @@ def test_a_broken_library_is_exported_again(book):
     assert everything(book) == []
 
 
+def test_the_api_index_reads_signatures_and_summaries_from_the_source(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text('''
+from dataclasses import dataclass, field
+LIMIT = 6  # most tokens
+# the "long" names
+LONG = {"a": 1, "b": 2, "c": "three hundred and thirty-three thousand three hundred"}
+PAIR: tuple = (1, 2)
+left, right = PAIR
+
+@dataclass
+class Box:
+    """A box of
+    things. Not shown."""
+    size: int
+    items: list = field(default_factory=list)
+
+class Env:
+    """Env."""
+    def __init__(self, turns=6): ...
+
+def f(x, *, y: int = 2) -> int:
+    """Maps `<x>` to <y> at $y, [B]."""
+    def inner(): ...
+
+def _private(): ...
+''')
+    found = {entry.name: entry[1:3] for entry in api.entries(path)}
+    assert found == {
+        "LIMIT": ("LIMIT = 6", "Most tokens"), "LONG": ("LONG", 'The "long" names'), "PAIR": ("PAIR = (1, 2)", "A tuple"),
+        "left": ("left", "A constant"), "right": ("right", "A constant"),
+        "Box": ("Box(size, items=list())", "A box of things."), "Env": ("Env(turns=6)", "Env."),
+        "f": ("f(x, *, y: int=2) -> int", "Maps `<x>` to <y> at $y, [B].")}
+    assert api._escape(found["f"][1]) == r"Maps `<x>` to \<y\> at \$y, \[B\]."
+
+
 # Planted faults.
 
 def test_drift_finds_changed_missing_and_stale_modules(book):
@@ -208,6 +247,7 @@ ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
     ({"source": f"open('{HOME_PATH}')"}, f"holds the absolute path '{HOME_PATH}'"),
     ({"outputs": [{"output_type": "stream", "name": "stdout", "text": f"in {HOME_PATH}\n"}]}, "holds the absolute path"),
     ({"source": "# TO" + "DO: more"}, "holds the unfinished note"),
+    ({"source": "#| hide\nx = 1"}, "write '#| hide' as `#| key: value`"),
 ])
 def test_unclean_notebooks_are_found(book, fault, finding):
     assert finding in plant(book, fault)
