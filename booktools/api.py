@@ -71,9 +71,10 @@ def _signature(node, name):
         if init:
             return f"{name}({ast.unparse(init.args).removeprefix('self').removeprefix(', ')})"
         fields = [x for x in node.body if isinstance(x, ast.AnnAssign)]
-        if fields and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
+        if any(ast.unparse(x).startswith(("dataclass", "NamedTuple")) for x in node.decorator_list + node.bases):
             text = ", ".join(x.target.id + (f"={ast.unparse(x.value)}" if x.value else "") for x in fields)
             return f"{name}({_made(text)})"
+        return name
     target = node.targets[0] if isinstance(node, ast.Assign) else node.target
     value = ast.unparse(node.value) if isinstance(target, ast.Name) and node.value else ""
     return f"{name} = {value}" if 0 < len(value) <= 60 and "`" not in value and "\n" not in value else name

@@ -188,6 +188,9 @@ class Box:
     size: int
     items: list = field(default_factory=list)
 
+class Fault(Exception):
+    """Fault."""
+
 class Env:
     """Env."""
     def __init__(self, turns=6): ...
@@ -202,7 +205,7 @@ def _private(): ...
     assert found == {
         "LIMIT": ("LIMIT = 6", "Most tokens"), "LONG": ("LONG", 'The "long" names'), "PAIR": ("PAIR = (1, 2)", "A tuple"),
         "left": ("left", "A constant"), "right": ("right", "A constant"),
-        "Box": ("Box(size, items=list())", "A box of things."), "Env": ("Env(turns=6)", "Env."),
+        "Box": ("Box(size, items=list())", "A box of things."), "Fault": ("Fault", "Fault."), "Env": ("Env(turns=6)", "Env."),
         "f": ("f(x, *, y: int=2) -> int", "Maps `<x>` to <y> at $y, [B].")}
     assert api._escape(found["f"][1]) == r"Maps `<x>` to \<y\> at \$y, \[B\]."
 
