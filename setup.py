@@ -1,4 +1,5 @@
 """Package metadata, read from settings.ini."""
+
 from configparser import ConfigParser
 from pathlib import Path
 

@@ -1,4 +1,5 @@
 """The API index: every public name of `agentrl`, read from its source without importing it."""
+
 import ast
 import json
 import re
@@ -11,8 +12,8 @@ from .save import chapter_modules, public_names
 INDEX = "nbs/api.qmd"
 _HEAD = """# API index {#sec-api}
 
-Every public name of the library, by chapter: all are reachable as `arl.NAME` after `import agentrl as arl`.
-`python -m booktools api` writes this page from the modules.
+Every public name of the library, by chapter: all are reachable as `arl.NAME` after
+`import agentrl as arl`. `python -m booktools api` writes this page from the modules.
 """
 
 
@@ -22,7 +23,10 @@ def index(root=ROOT):
     for module, notebook in chapter_modules(root).items():
         path = Path(root) / f"agentrl/{module}.py"
         if path.exists():
-            parts.append(f"## `agentrl.{module}` {{#sec-api-{module}}}\n\nSaved by [{_title(notebook)}]({notebook.name}).\n")
+            parts.append(
+                f"## `agentrl.{module}` {{#sec-api-{module}}}\n\n"
+                f"Saved by [{_title(notebook)}]({notebook.name}).\n"
+            )
             parts += [_text(entry) for entry in entries(path)]
     return "\n".join(parts)
 
@@ -45,7 +49,9 @@ def entries(path):
     found = {}
     for node in tree.body:
         for name in public_names(ast.unparse(node)):
-            found[name] = Entry(name, _signature(node, name), _summary(node, lines), where.get(name, ""))
+            found[name] = Entry(
+                name, _signature(node, name), _summary(node, lines), where.get(name, "")
+            )
     return list(found.values())
 
 
@@ -67,17 +73,28 @@ def _signature(node, name):
         returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
         return f"{name}({ast.unparse(node.args)}){returns}"
     if isinstance(node, ast.ClassDef):
-        init = next((x for x in node.body if isinstance(x, ast.FunctionDef) and x.name == "__init__"), None)
+        init = next(
+            (x for x in node.body if isinstance(x, ast.FunctionDef) and x.name == "__init__"), None
+        )
         if init:
             return f"{name}({ast.unparse(init.args).removeprefix('self').removeprefix(', ')})"
         fields = [x for x in node.body if isinstance(x, ast.AnnAssign)]
-        if any(ast.unparse(x).startswith(("dataclass", "NamedTuple")) for x in node.decorator_list + node.bases):
-            text = ", ".join(x.target.id + (f"={ast.unparse(x.value)}" if x.value else "") for x in fields)
+        if any(
+            ast.unparse(x).startswith(("dataclass", "NamedTuple"))
+            for x in node.decorator_list + node.bases
+        ):
+            text = ", ".join(
+                x.target.id + (f"={ast.unparse(x.value)}" if x.value else "") for x in fields
+            )
             return f"{name}({_made(text)})"
         return name
     target = node.targets[0] if isinstance(node, ast.Assign) else node.target
     value = ast.unparse(node.value) if isinstance(target, ast.Name) and node.value else ""
-    return f"{name} = {value}" if 0 < len(value) <= 60 and "`" not in value and "\n" not in value else name
+    return (
+        f"{name} = {value}"
+        if 0 < len(value) <= 60 and "`" not in value and "\n" not in value
+        else name
+    )
 
 
 def _made(text):
@@ -85,17 +102,23 @@ def _made(text):
 
 
 def _summary(node, lines):
-    """The docstring's first sentence; for a constant, the comment on or right above it, or its kind."""
+    """The docstring's first sentence; for a constant, the comment on or above it, or its kind."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         paragraph = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
         return re.split(r"(?<=\.) (?=[A-Z`\"'(])", paragraph)[0]
-    tail = lines[node.end_lineno - 1].encode()[node.end_col_offset:].decode().strip()
+    tail = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().strip()
     above, at = [], node.lineno - 2
     while at >= 0 and lines[at].startswith("# ") and not lines[at].startswith("# %%"):
         above.insert(0, lines[at][2:])
         at -= 1
     text = tail[1:].strip() if tail.startswith("#") else " ".join(above)
-    kinds = {ast.Dict: "a dict", ast.List: "a list", ast.Tuple: "a tuple", ast.Set: "a set", ast.JoinedStr: "a string"}
+    kinds = {
+        ast.Dict: "a dict",
+        ast.List: "a list",
+        ast.Tuple: "a tuple",
+        ast.Set: "a set",
+        ast.JoinedStr: "a string",
+    }
     if not text and isinstance(node.value, ast.Constant):
         text = "a string" if isinstance(node.value.value, str) else "a number"
     text = text or kinds.get(type(node.value), "a constant")

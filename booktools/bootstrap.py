@@ -1,8 +1,10 @@
-"""Make `.venv` and install the book into it: `python3 booktools/bootstrap.py [--lock] [--extra bench]`.
+"""Make `.venv` and install the book into it.
 
+Run as `python3 booktools/bootstrap.py [--lock] [--extra bench]`; the Makefile does.
 Plain standard library, and syntax that an old Python can read, so that the message about its
 version reaches the reader. Does nothing when `.venv` already holds what settings.ini asks for.
 """
+
 import argparse
 import hashlib
 import json
@@ -48,17 +50,27 @@ def suitable_python():
         return sys.executable
     for minor in range(13, NEEDED[1] - 1, -1):
         path = shutil.which("python3.%d" % minor)
-        if path and subprocess.call([path, "-c", "import venv"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
+        if (
+            path
+            and subprocess.call(
+                [path, "-c", "import venv"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            == 0
+        ):
             return path
-    stop("this is Python %d.%d, and the book needs 3.11 or later; install one, or name it: make run PYTHON=/path/to/python3.11"
-         % sys.version_info[:2])
+    stop(
+        "this is Python %d.%d, and the book needs 3.11 or later; "
+        "install one, or name it: make run PYTHON=/path/to/python3.11" % sys.version_info[:2]
+    )
 
 
 def step(words, command):
     """Run a command quietly; on a terminal show its last line, on failure say what to do."""
     print(words)
     sys.stdout.flush()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, cwd=ROOT)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, cwd=ROOT
+    )
     lines = []
     for line in process.stdout:
         lines.append(line.rstrip())
@@ -72,15 +84,24 @@ def step(words, command):
         if "No space left" in text or "Errno 28" in text:
             stop("the disk is full; free about 3 GB and run the same command again")
         if "ensurepip" in text:
-            stop("this Python cannot make virtual environments; on Debian or Ubuntu: apt install python3-venv, then the same command again")
+            stop(
+                "this Python cannot make virtual environments; "
+                "on Debian or Ubuntu: apt install python3-venv, then the same command again"
+            )
         sys.stderr.write(text + "\n")
-        stop("the installation stopped (see above); with the network back, the same command goes on")
+        stop(
+            "the installation stopped (see above); with the network back, the same command goes on"
+        )
 
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument("--lock", action="store_true", help="the exact versions of requirements.lock")
-    options.add_argument("--extra", action="append", default=[], help="a further set of requirements, such as bench")
+    options.add_argument(
+        "--lock", action="store_true", help="the exact versions of requirements.lock"
+    )
+    options.add_argument(
+        "--extra", action="append", default=[], help="a further set of requirements, such as bench"
+    )
     chosen = options.parse_args()
     have = installed()
     want = {
@@ -94,13 +115,21 @@ def main():
     if have:
         os.remove(STAMP)
     start = time.time()
-    if not os.path.exists(PYTHON) or subprocess.call([PYTHON, "-m", "pip", "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+    if not os.path.exists(PYTHON) or subprocess.call(
+        [PYTHON, "-m", "pip", "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ):
         step("making .venv", [suitable_python(), "-m", "venv", "--clear", VENV])
     pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     if want["lock"]:
-        step("installing the exact versions of requirements.lock into .venv (once, a few minutes)", pip + ["-r", "requirements.lock"])
+        step(
+            "installing the exact versions of requirements.lock into .venv (once, a few minutes)",
+            pip + ["-r", "requirements.lock"],
+        )
     extras = ",".join(["book"] + want["extras"])
-    step("installing the book and what it needs into .venv (once, a few minutes)", pip + ["-e", ".[%s]" % extras])
+    step(
+        "installing the book and what it needs into .venv (once, a few minutes)",
+        pip + ["-e", ".[%s]" % extras],
+    )
     with open(STAMP, "w") as file:
         json.dump(want, file)
     print("installed in %.0f s" % (time.time() - start))
@@ -112,4 +141,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         stop("interrupted; the same command goes on")
     except OSError as error:
-        stop("cannot write .venv: %s; free some space or rights there and run the same command again" % error.strerror)
+        stop(
+            "cannot write .venv: %s; free some space or rights there and run the same command again"
+            % error.strerror
+        )

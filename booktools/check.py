@@ -1,4 +1,5 @@
 """The static checks of `make test`: each returns its findings, one line each, with the remedy."""
+
 import ast
 import json
 import re
@@ -7,11 +8,13 @@ from pathlib import Path
 
 from . import api
 from .export import fresh_export
-from .project import ROOT, BookError, notebooks
+from .project import ROOT, BookError, label, notebooks
 from .save import chapter_modules, is_saved
 
 MAX_BYTES = 5_000_000
-_ABSOLUTE = re.compile(r"(?<![\w.:/<~-])/(?:work|root|home|tmp|Users|private|mnt)\b[\w./-]*|\b[A-Z]:\\+Users\b")
+_ABSOLUTE = re.compile(
+    r"(?<![\w.:/<~-])/(?:work|root|home|tmp|Users|private|mnt)\b[\w./-]*|\b[A-Z]:\\+Users\b"
+)
 _UNFINISHED = re.compile(r"\b(?:TODO|FIXME|TBD)\b")
 
 
@@ -29,9 +32,14 @@ def drift(root=ROOT):
         if name not in fresh:
             found.append(f"agentrl/{name} has no notebook: `make export` deletes it")
         elif name not in here:
-            found.append(f"agentrl/{name} is missing, though {source} exports it: `make export` writes it")
+            found.append(
+                f"agentrl/{name} is missing, though {source} exports it: `make export` writes it"
+            )
         elif here[name] != fresh[name]:
-            found.append(f"agentrl/{name} differs from {source}: `make export` keeps the notebook, `nbdev-update` the module")
+            found.append(
+                f"agentrl/{name} differs from {source}: "
+                "`make export` keeps the notebook, `nbdev-update` the module"
+            )
     return found
 
 
@@ -41,39 +49,47 @@ def cleanliness(root=ROOT, paths=None):
     from nbdev.clean import clean_nb
     from nbdev.config import get_config
 
-    config, found = get_config(root), []
+    config, saving, found = get_config(root), chapter_modules(root).values(), []
     for path in notebooks(root) if paths is None else paths:
         text = path.read_text(encoding="utf-8")
-        nb, cleaned = json.loads(text), json.loads(text)
+        cleaned = json.loads(text)
         clean_nb(cleaned, allowed_cell_metadata_keys=config.allowed_cell_metadata_keys)
-        remedy = f"make save CHAPTER={path.stem.split('_')[0]}"
         if nb2str(cleaned) != text:
             found.append(f"nbs/{path.name} is not clean: `nbdev-clean --fname nbs/{path.name}`")
         silent = []
-        for cell in nb["cells"]:
+        for cell in json.loads(text)["cells"]:
             source, outputs = "".join(cell["source"]), cell.get("outputs", [])
             begins = repr(source.strip()[:50])
-            if any(o["output_type"] == "error" for o in outputs):
-                found.append(f"nbs/{path.name} stores an error in the cell {begins}: `{remedy}`")
+            faults = [f"holds {what} {match!r}" for what, match in _unwanted(source, outputs)]
             if cell["cell_type"] == "code":
-                options = [line for line in source.splitlines() if line.startswith("#|")]
-                found += [f"nbs/{path.name}: write {x!r} as `#| key: value`" for x in options if not re.match(r"#\| [\w-]+: \S", x)]
-                try:
-                    if is_saved(source) and path not in chapter_modules(root).values():
-                        found.append(f"nbs/{path.name} saves a cell but names no module: begin it with `#| default_exp: NAME`")
-                    if expects_output(source) and not outputs:
-                        silent.append(begins)
-                except ValueError as error:
-                    found.append(f"nbs/{path.name}: {error}")
-            for what, match in _unwanted(source, outputs):
-                found.append(f"nbs/{path.name} holds {what} {match!r}, in the cell {begins}")
+                faults += _cell_faults(source, outputs, path in saving)
+                if expects_output(source) and not outputs:
+                    silent.append(begins)
+            found += [f"nbs/{path.name}, cell {begins}: {fault}" for fault in faults]
         if silent:
-            found.append(f"nbs/{path.name} lacks the output of {len(silent)} cell(s), the first {silent[0]}: `{remedy}`")
+            found.append(
+                f"nbs/{path.name} lacks the output of {len(silent)} cell(s), "
+                f"the first {silent[0]}: `make save CHAPTER={label(path)}`"
+            )
     return found
 
 
+def _cell_faults(source, outputs, has_module):
+    """What is wrong with one code cell, but for missing outputs."""
+    if any(output["output_type"] == "error" for output in outputs):
+        yield "stores an error: repair it, then `make save`"
+    for line in source.splitlines():
+        if line.startswith("#|") and not re.match(r"#\| [\w-]+: \S", line):
+            yield f"write {line!r} as `#| key: value`"
+    try:
+        if is_saved(source) and not has_module:
+            yield "is saved, but its notebook names no module: begin it with `#| default_exp: NAME`"
+    except ValueError as error:
+        yield str(error)
+
+
 def expects_output(source):
-    """Whether a code cell must leave an output: it prints, shows a value, or is a figure or table."""
+    """Whether a code cell must leave an output: it prints, shows a value, is a figure or table."""
     if re.search(r"^#\| *eval: *false", source, re.M):
         return False
     if re.search(r"^#\| *label: *(fig|tbl)-", source, re.M):
@@ -84,7 +100,11 @@ def expects_output(source):
         return False
     calls = [x.value for x in body if isinstance(x, ast.Expr) and isinstance(x.value, ast.Call)]
     prints = any(getattr(x.func, "id", "") == "print" for x in calls)
-    shows = bool(body) and isinstance(body[-1], ast.Expr) and not isinstance(body[-1].value, (ast.Call, ast.Constant))
+    shows = (
+        bool(body)
+        and isinstance(body[-1], ast.Expr)
+        and not isinstance(body[-1].value, (ast.Call, ast.Constant))
+    )
     return prints or shows and not source.rstrip().endswith(";")
 
 
@@ -94,7 +114,10 @@ def _unwanted(source, outputs):
         texts.append("".join(output.get("text", "")))
         texts += ["".join(v) for k, v in output.get("data", {}).items() if k.startswith("text/")]
     for text in texts:
-        for what, pattern in (("the absolute path", _ABSOLUTE), ("the unfinished note", _UNFINISHED)):
+        for what, pattern in (
+            ("the absolute path", _ABSOLUTE),
+            ("the unfinished note", _UNFINISHED),
+        ):
             match = pattern.search(text)
             if match:
                 yield what, match[0]
@@ -109,21 +132,33 @@ def api_index(root=ROOT):
         source = Path(root) / f"agentrl/{module}.py"
         for entry in api.entries(source) if source.exists() else ():
             if not entry.summary:
-                found.append(f"agentrl.{module}.{entry.name} has no docstring: write one in its cell")
+                found.append(
+                    f"agentrl.{module}.{entry.name} has no docstring: write one in its cell"
+                )
             if "#" not in entry.place:
-                found.append(f"agentrl.{module}.{entry.name} is saved under no heading with an id: add `{{#sec-...}}` to the one above")
+                found.append(
+                    f"agentrl.{module}.{entry.name} is saved under no heading with an id: "
+                    "add `{#sec-...}` to the one above"
+                )
     return found
 
 
 def contents(root=ROOT):
     """`_quarto.yml` against the files: every notebook listed once, every listed file there."""
     import yaml
+
     root = Path(root)
     book = yaml.safe_load((root / "_quarto.yml").read_text(encoding="utf-8"))
-    listed = list(_files(book["book"]["chapters"])) + list(_files(book["book"].get("appendices", [])))
+    listed = list(_files(book["book"]["chapters"])) + list(
+        _files(book["book"].get("appendices", []))
+    )
     there = {f"nbs/{p.name}" for p in notebooks(root)} | {api.INDEX}
-    found = [f"_quarto.yml lists {x}, which does not exist" for x in listed if not (root / x).exists()]
-    found += [f"_quarto.yml lists {x} twice" for x in sorted({x for x in listed if listed.count(x) > 1})]
+    found = [
+        f"_quarto.yml lists {x}, which does not exist" for x in listed if not (root / x).exists()
+    ]
+    found += [
+        f"_quarto.yml lists {x} twice" for x in sorted({x for x in listed if listed.count(x) > 1})
+    ]
     found += [f"_quarto.yml does not list {x}" for x in sorted(there - set(listed))]
     if not (root / book["bibliography"]).exists():
         found.append(f"_quarto.yml names {book['bibliography']}, which does not exist")
@@ -142,17 +177,37 @@ def _files(items):
 def files(root=ROOT):
     """Files of the repository over the size limit, and results that hold a path of one machine."""
     root = Path(root)
-    listing = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-                             cwd=root, capture_output=True, text=True)
-    names = listing.stdout.split("\0") if listing.returncode == 0 else [p.relative_to(root) for p in root.glob("[!.]*/**/*")]
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    names = (
+        listing.stdout.split("\0")
+        if listing.returncode == 0
+        else [p.relative_to(root) for p in root.glob("[!.]*/**/*")]
+    )
     paths = [root / name for name in names if name and (root / name).is_file()]
-    found = [f"{p.relative_to(root)} is {p.stat().st_size / 1e6:.1f} MB; the limit is {MAX_BYTES / 1e6:.0f} MB"
-             for p in paths if p.stat().st_size > MAX_BYTES]
+    found = [
+        f"{p.relative_to(root)} is {p.stat().st_size / 1e6:.1f} MB; "
+        f"the limit is {MAX_BYTES / 1e6:.0f} MB"
+        for p in paths
+        if p.stat().st_size > MAX_BYTES
+    ]
     for path in paths:
-        if path.relative_to(root).parts[0] == "results" and path.suffix in (".json", ".ipynb", ".csv", ".md"):
+        if path.relative_to(root).parts[0] == "results" and path.suffix in (
+            ".json",
+            ".ipynb",
+            ".csv",
+            ".md",
+        ):
             match = _ABSOLUTE.search(path.read_text(encoding="utf-8"))
             if match:
-                found.append(f"{path.relative_to(root)} holds the absolute path {match[0]!r}: run it again, or store it relative")
+                found.append(
+                    f"{path.relative_to(root)} holds the absolute path {match[0]!r}: "
+                    "run it again, or store it relative"
+                )
     return found
 
 

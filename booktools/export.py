@@ -1,4 +1,5 @@
 """`make export`: notebooks to library, then everything derived from the library."""
+
 import contextlib
 import os
 import shutil
@@ -36,11 +37,14 @@ def fresh_export(root=ROOT):
         for path in [root / "pyproject.toml", root / "agentrl/__init__.py", *notebooks(root)]:
             shutil.copy(path, copy / path.relative_to(root))
         _nbdev_export(copy)
-        return {p.name: p.read_text(encoding="utf-8") for p in sorted((copy / "agentrl").glob("*.py"))}
+        return {
+            p.name: p.read_text(encoding="utf-8") for p in sorted((copy / "agentrl").glob("*.py"))
+        }
 
 
 def _nbdev_export(root):
     from nbdev.doclinks import nbdev_export
+
     in_test = os.environ.pop("IN_TEST", None)  # nbdev-export does nothing while it is set
     try:
         with contextlib.chdir(root):

@@ -1,4 +1,5 @@
 """Where things are, how a chapter is named on the command line, and how files are written."""
+
 import os
 import re
 from pathlib import Path
@@ -16,23 +17,31 @@ def notebooks(root=ROOT):
     return sorted(paths, key=lambda p: (p.stem != "index", not p.stem[0].isdigit(), p.stem))
 
 
+def label(path):
+    """How a notebook is named on the command line: `09`, `headline`."""
+    return path.stem.split("_")[0]
+
+
 def find_notebook(name, root=ROOT):
     """The notebook that `09`, `9`, `grpo`, `09_grpo`, `nbs/09_grpo.ipynb` or `headline` names."""
+
     def names(path):
         number, _, rest = path.stem.partition("_")
-        return {path.stem, path.name, f"nbs/{path.name}"} | ({number, str(int(number)), rest} if number.isdigit() else set())
+        return {path.stem, path.name, f"nbs/{path.name}"} | (
+            {number, str(int(number)), rest} if number.isdigit() else set()
+        )
 
     for path in notebooks(root):
         if str(name) in names(path):
             return path
     if not name:
         raise BookError("which chapter? for example: make save CHAPTER=09")
-    known = ", ".join(p.stem.split("_")[0] for p in notebooks(root)) or "none yet"
+    known = ", ".join(map(label, notebooks(root))) or "none yet"
     raise BookError(f"there is no chapter {name!r}; the chapters are: {known}")
 
 
 def write_atomic(path, text):
-    """Write a text file so that a reader, or an interruption, finds the old or the new one, whole."""
+    """Write a text file so that an interruption leaves the old one or the new one, whole."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")

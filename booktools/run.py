@@ -1,4 +1,5 @@
 """Running notebooks headless: `make run` into results/, `make save` in place."""
+
 import ast
 import json
 import logging
@@ -8,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .project import ROOT, BookError, find_notebook, strip_colors, write_atomic
+from .project import ROOT, BookError, find_notebook, label, strip_colors, write_atomic
 
 KERNEL = "python3"
 
@@ -41,7 +42,9 @@ def parse_parameters(pairs, path):
     defaults, values = settable(path), {}
     for name, text in pairs:
         if name not in defaults:
-            allowed = ", ".join(f"{k} = {'(computed)' if v is ... else repr(v)}" for k, v in defaults.items())
+            allowed = ", ".join(
+                f"{k} = {'(computed)' if v is ... else repr(v)}" for k, v in defaults.items()
+            )
             raise BookError(f"{path.stem} has no parameter {name!r}; it has: {allowed or 'none'}")
         try:
             value = ast.literal_eval(text)
@@ -51,7 +54,10 @@ def parse_parameters(pairs, path):
         if kind is float and type(value) is int:
             value = float(value)
         if defaults[name] not in (None, ...) and not isinstance(value, kind):
-            raise BookError(f"{path.stem}: {name} takes {kind.__name__}, like its default {defaults[name]!r}; got {text!r}")
+            raise BookError(
+                f"{path.stem}: {name} takes {kind.__name__}, "
+                f"like its default {defaults[name]!r}; got {text!r}"
+            )
         values[name] = value
     return values
 
@@ -77,20 +83,40 @@ def execute(path, parameters, output, kernel=KERNEL, stream=sys.stdout):
         draft = Path(folder) / output.name
         try:
             papermill.execute_notebook(
-                path, draft, parameters=parameters, kernel_name=kernel, engine_name="book", cwd=path.parent,
-                progress_bar=False, request_save_on_cell_execute=False, stdout_file=stream, stderr_file=stream,
-                extra_arguments=["--IPKernelApp.log_level=CRITICAL"])
+                path,
+                draft,
+                parameters=parameters,
+                kernel_name=kernel,
+                engine_name="book",
+                cwd=path.parent,
+                progress_bar=False,
+                request_save_on_cell_execute=False,
+                stdout_file=stream,
+                stderr_file=stream,
+                extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
+            )
         except papermill.PapermillExecutionError as error:
             shutil.move(draft, failed)
             why = strip_colors(f"{error.ename}: {error.evalue}").strip().splitlines()[0]
-            remedy = "free some space and run it again" if "[Errno 28]" in why else "to look around: make lab"
-            raise BookError(f"{path.stem} stopped in the cell that begins {_first_code_line(error.source)!r}: {why} "
-                            f"(whole traceback: {_shown(failed)}); {remedy}") from None
+            remedy = (
+                "free some space and run it again"
+                if "[Errno 28]" in why
+                else "to look around: make lab"
+            )
+            raise BookError(
+                f"{path.stem} stopped in the cell that begins {_begins(error.source)!r}: {why} "
+                f"(whole traceback: {_shown(failed)}); {remedy}"
+            ) from None
         except NoSuchKernel:
-            raise BookError(f"there is no Jupyter kernel {kernel!r} here; `make install` puts it into .venv") from None
+            raise BookError(
+                f"there is no Jupyter kernel {kernel!r} here; `make install` puts it into .venv"
+            ) from None
         except (DeadKernelError, RuntimeError) as error:
-            raise BookError(f"the kernel that ran {path.stem} died ({str(error).splitlines()[0]}); most often memory "
-                            "ran out: close other programs and run it again") from None
+            raise BookError(
+                f"the kernel that ran {path.stem} died ({str(error).splitlines()[0]}); "
+                "most often memory "
+                "ran out: close other programs and run it again"
+            ) from None
         nb = nbformat.read(draft, 4)
         clean_nb(nb, allowed_cell_metadata_keys=["tags"])
         for cell in nb.cells:
@@ -111,13 +137,16 @@ def run(name, pairs=(), kernel=KERNEL, results=None, root=ROOT):
     try:
         execute(path, parameters, output, kernel)
     except KeyboardInterrupt:
-        raise BookError(f"interrupted; {_shown(output)} is as it was before. The same command starts again") from None
+        raise BookError(
+            f"interrupted; {_shown(output)} is as it was before. The same command starts again"
+        ) from None
     print(f"done in {time.time() - start:.0f} s: {_shown(output)}")
 
 
 def save(name, kernel=KERNEL, root=ROOT):
     """`make save`: export, run one chapter from a clean kernel, and store its outputs in place."""
     from .export import export
+
     path = find_notebook(name, root)
     export(root)
     start = time.time()
@@ -129,7 +158,10 @@ def save(name, kernel=KERNEL, root=ROOT):
             raise BookError(f"interrupted; nbs/{path.name} is as it was before") from None
         write_atomic(path, output.read_text(encoding="utf-8"))
     export(root)
-    print(f"saved nbs/{path.name} with its outputs in {time.time() - start:.0f} s; next: make test CHAPTER={path.stem.split('_')[0]}")
+    print(
+        f"saved nbs/{path.name} with its outputs in {time.time() - start:.0f} s; "
+        f"next: make test CHAPTER={label(path)}"
+    )
 
 
 def _announce_sections(stream):
@@ -145,7 +177,12 @@ def _announce_sections(stream):
                 heading = cell.source.split("\n")[0] if cell.cell_type == "markdown" else ""
                 if heading.startswith("#"):
                     title = heading.lstrip("# ").split(" {")[0]
-                    print(f"[{time.time() - start:4.0f} s, cell {cell_index + 1:3d} of {total}] {title}", file=stream, flush=True)
+                    print(
+                        f"[{time.time() - start:4.0f} s, cell {cell_index + 1:3d} of {total}] "
+                        f"{title}",
+                        file=stream,
+                        flush=True,
+                    )
                 return begin(cell, cell_index=cell_index, **options)
 
             manager.cell_start = cell_start
@@ -154,8 +191,11 @@ def _announce_sections(stream):
     papermill_engines.register("book", BookEngine)
 
 
-def _first_code_line(source):
-    return next((x.strip() for x in source.splitlines() if x.strip() and not x.lstrip().startswith("#")), source[:60])
+def _begins(source):
+    return next(
+        (x.strip() for x in source.splitlines() if x.strip() and not x.lstrip().startswith("#")),
+        source[:60],
+    )
 
 
 def _shown(path):
@@ -166,4 +206,5 @@ def _dumps(nb):
     """A notebook's text exactly as nbdev-clean writes it."""
     import nbformat
     from fastcore.nbio import nb2str
+
     return nb2str(json.loads(nbformat.writes(nb)))

@@ -4,6 +4,7 @@ nbdev builds every processor of a notebook before its exporter runs, so `SavePro
 saved cells when it is constructed, and plain `nbdev-export` does the rest. pyproject.toml names
 the processor; tests/test_tooling.py holds nbdev to that order.
 """
+
 import ast
 import re
 from pathlib import Path
@@ -13,7 +14,9 @@ from .project import write_atomic
 SAVE = "#@save"
 _HEADING = re.compile(r"^#{1,6} +(?P<text>.*?) *\{#(?P<id>[\w-]+)[^}]*\} *$")
 _NUMBER = re.compile(r"^(?:[A-Z]|\d+)(?:\.\d+)+(?= )")
-_BLOCK = re.compile(r"(?<=# chapters, in order: written by the export\n)(?:from \.\w+ import \*.*\n)*")
+_BLOCK = re.compile(
+    r"(?<=# chapters, in order: written by the export\n)(?:from \.\w+ import \*.*\n)*"
+)
 
 
 def is_saved(source):
@@ -21,12 +24,17 @@ def is_saved(source):
 
     Raises ValueError when `#@save` stands on its own line further down, where it would do nothing.
     """
-    lines = [line.strip() for line in source.splitlines()]
-    code = [line for line in lines if line and not line.startswith("#|")]
+    lines = [line.strip() for line in source.splitlines() if line.strip()]
     if SAVE not in lines:
         return False
-    if code[0] != SAVE or lines.index(SAVE) < max((i for i, x in enumerate(lines) if x.startswith("#|")), default=-1):
-        raise ValueError(f"{SAVE} must be a cell's first line after its `#|` options; move it in the cell that holds {code[0]!r}")
+    at = lines.index(SAVE)
+    if not all(x.startswith("#|") for x in lines[:at]) or any(
+        x.startswith("#|") for x in lines[at:]
+    ):
+        raise ValueError(
+            f"{SAVE} must be a cell's first line after its `#|` options; "
+            f"move it in the cell that begins {lines[0]!r}"
+        )
     return True
 
 
@@ -37,8 +45,9 @@ def public_names(source):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.append(node.name)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names += [x.id for t in targets for x in ast.walk(t) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                parts = [x for x in ast.walk(target) if isinstance(x, ast.Name)]
+                names += [x.id for x in parts if isinstance(x.ctx, ast.Store)]
     return [name for name in dict.fromkeys(names) if not name.startswith("_")]
 
 
@@ -60,7 +69,7 @@ def places(cells, notebook):
                 elif line.startswith("# ") and chapter:
                     name = f"chapter {int(chapter[1])}"
                 else:
-                    name = f"\"{heading['text']}\""
+                    name = f'"{heading["text"]}"'
                 here = f"{name} ({notebook}#{heading['id']})"
         found.append(here)
     return found
@@ -77,7 +86,7 @@ class SaveProcessor:
     def __init__(self, nb):
         notebook = "nbs/" + Path(nb.get("path_", "notebook")).name
         table, last = {}, None
-        for cell, place in zip(nb.cells, places(nb.cells, notebook)):
+        for cell, place in zip(nb.cells, places(nb.cells, notebook), strict=True):
             if cell.cell_type == "code" and is_saved(cell.source):
                 cell.directives_ = {**cell.directives_, "export": ""}
                 last = cell
@@ -91,11 +100,12 @@ class SaveProcessor:
 
     def end(self):
         from nbdev.config import get_config
+
         write_init(get_config().config_path)
 
 
 def chapter_modules(root):
-    """Module name of each notebook that saves cells, in chapter order: `{'plotting': path, ...}`."""
+    """The modules in chapter order, each with its notebook: `{'plotting': path, ...}`."""
     modules = {}
     for path in sorted((Path(root) / "nbs").glob("*.ipynb")):
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,5 @@
 """One thread a process, and figures that need no display."""
+
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,4 +1,5 @@
 """The tooling: the export, and planted faults that `make test` and `make run` must report."""
+
 import ast
 import configparser
 import errno
@@ -30,17 +31,25 @@ HOME_PATH = "/ho" + "me/reader/data"
 
 # A small book to plant faults in.
 
+
 def policy_cells():
     return [
         new_markdown_cell("# Policies {#sec-policy}\n\n> What a policy is."),
         new_code_cell("#| default_exp: policy\n#| include: false\nimport agentrl as arl"),
         new_code_cell("seed = 0\nrate = 0.5\nname = None", metadata={"tags": ["parameters"]}),
         new_markdown_cell("## 3.1 Means {#sec-policy-mean}"),
-        new_code_cell('#| label: mean\n#@save\nimport math\n\n\ndef mean(x):\n    """Mean of `x`.\n\n    In full.\n    """\n'
-                      "    return math.fsum(x) / _size(x)\n\n\ndef _size(x):\n    return len(x)"),
-        new_markdown_cell("### 3.1.1 A constant {#sec-policy-limit}\n\n```\n# not a heading {#sec-not}\n```"),
+        new_code_cell(
+            "#| label: mean\n#@save\nimport math\n\n\n"
+            'def mean(x):\n    """Mean of `x`.\n\n    In full.\n    """\n'
+            "    return math.fsum(x) / _size(x)\n\n\ndef _size(x):\n    return len(x)"
+        ),
+        new_markdown_cell(
+            "### 3.1.1 A constant {#sec-policy-limit}\n\n```\n# not a heading {#sec-not}\n```"
+        ),
         new_code_cell("#@save\n# the most tokens\nLIMIT = 6"),
-        new_code_cell("mean([1, 2])", outputs=[new_output("execute_result", {"text/plain": "1.5"})]),
+        new_code_cell(
+            "mean([1, 2])", outputs=[new_output("execute_result", {"text/plain": "1.5"})]
+        ),
     ]
 
 
@@ -49,9 +58,14 @@ def grpo_cells():
         new_markdown_cell("# GRPO {#sec-grpo}"),
         new_code_cell("#| default_exp: grpo\n#| include: false\nimport agentrl as arl"),
         new_markdown_cell("## 9.2 The loop {#sec-grpo-loop}"),
-        new_code_cell('#@save\nfrom dataclasses import dataclass\n\nfrom agentrl.policy import mean\n\n\n@dataclass\nclass Config:\n'
-                      '    """Settings."""\n\n    size: int = 8\n\n    def half(self):\n        return mean([0, self.size])'),
-        new_code_cell("arl.Config().half()", outputs=[new_output("execute_result", {"text/plain": "4.0"})]),
+        new_code_cell(
+            "#@save\nfrom dataclasses import dataclass\n\nfrom agentrl.policy import mean\n\n\n"
+            '@dataclass\nclass Config:\n    """Settings."""\n\n    size: int = 8\n\n'
+            "    def half(self):\n        return mean([0, self.size])"
+        ),
+        new_code_cell(
+            "arl.Config().half()", outputs=[new_output("execute_result", {"text/plain": "4.0"})]
+        ),
     ]
 
 
@@ -70,13 +84,19 @@ def book(tmp_path):
     """A clean book of two chapters, exported, with its own copy of the tools."""
     for name in ("nbs", "agentrl", "results"):
         (tmp_path / name).mkdir()
-    shutil.copytree(ROOT / "booktools", tmp_path / "booktools", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "booktools", tmp_path / "booktools", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("pyproject.toml", "settings.ini", "setup.py", "Makefile", ".gitignore"):
         shutil.copy(ROOT / name, tmp_path / name)
     init = (ROOT / "agentrl/__init__.py").read_text(encoding="utf-8")
-    (tmp_path / "agentrl/__init__.py").write_text(re.sub(r"^from \.\w+ import \*\n", "", init, flags=re.M), encoding="utf-8")
-    (tmp_path / "_quarto.yml").write_text("bibliography: references.bib\nbook:\n  chapters: [nbs/03_policy.ipynb]\n"
-                                          "  appendices: [{part: Rest, chapters: [nbs/09_grpo.ipynb, nbs/api.qmd]}]\n")
+    (tmp_path / "agentrl/__init__.py").write_text(
+        re.sub(r"^from \.\w+ import \*\n", "", init, flags=re.M), encoding="utf-8"
+    )
+    (tmp_path / "_quarto.yml").write_text(
+        "bibliography: references.bib\nbook:\n  chapters: [nbs/03_policy.ipynb]\n"
+        "  appendices: [{part: Rest, chapters: [nbs/09_grpo.ipynb, nbs/api.qmd]}]\n"
+    )
     (tmp_path / "references.bib").touch()
     write(tmp_path, "03_policy", policy_cells())
     write(tmp_path, "09_grpo", grpo_cells())
@@ -91,7 +111,9 @@ def tool(root, *arguments, **options):
     if arguments[0].startswith("nbdev"):
         command = [str(Path(sys.executable).with_name(arguments[0])), *arguments[1:]]
     env = {**os.environ, "PYTHONPATH": str(root)}
-    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(
+        command, cwd=root, env=env, capture_output=True, text=True, timeout=120, **options
+    )
 
 
 def everything(root):
@@ -99,6 +121,7 @@ def everything(root):
 
 
 # The export.
+
 
 def test_a_clean_book_passes_every_check(book):
     assert everything(book) == []
@@ -114,20 +137,37 @@ def test_plain_nbdev_export_exports_saved_cells(book):
     policy = before["policy.py"]
     assert policy.startswith('"""What a policy is."""')
     assert "__all__ = ['LIMIT', 'mean']" in policy and "\n#@save\nimport math\n" in policy
-    assert "#|" not in policy and "default_exp" not in policy and "import agentrl as arl" not in policy
+    assert (
+        "#|" not in policy and "default_exp" not in policy and "import agentrl as arl" not in policy
+    )
     assert "from .policy import mean" in before["grpo.py"]
     assert "from .policy import *\nfrom .grpo import *\n" in before["__init__.py"]
 
 
 def test_docstrings_end_with_their_section(book):
-    code = "import agentrl as a; print(a.mean.__doc__); print(a.Config.__doc__); print(sorted(n for n in vars(a) if n[0] != '_'))"
-    result = subprocess.run([sys.executable, "-c", code], cwd=book, capture_output=True, text=True, check=True)
-    assert "Mean of `x`.\n\nIn full.\n\nDefined in section 3.1 (nbs/03_policy.ipynb#sec-policy-mean).\n" in result.stdout
-    assert "Settings.\n\nDefined in section 9.2 (nbs/09_grpo.ipynb#sec-grpo-loop).\n" in result.stdout
+    code = (
+        "import agentrl as a; print(a.mean.__doc__); print(a.Config.__doc__)\n"
+        "print(sorted(name for name in vars(a) if name[0] != '_'))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=book, capture_output=True, text=True, check=True
+    )
+    mean, config = "(nbs/03_policy.ipynb#sec-policy-mean)", "(nbs/09_grpo.ipynb#sec-grpo-loop)"
+    assert f"Mean of `x`.\n\nIn full.\n\nDefined in section 3.1 {mean}.\n" in result.stdout
+    assert f"Settings.\n\nDefined in section 9.2 {config}.\n" in result.stdout
     assert "['Config', 'LIMIT', 'grpo', 'mean', 'policy']" in result.stdout
-    places = save.places([{"cell_type": "markdown", "source": x} for x in ("# A title {#sec-a}", "## One {#sec-b}", "## 7.1 A {#sec-c}")],
-                         "nbs/07_x.ipynb")
-    assert places == ["chapter 7 (nbs/07_x.ipynb#sec-a)", '"One" (nbs/07_x.ipynb#sec-b)', "section 7.1 (nbs/07_x.ipynb#sec-c)"]
+    places = save.places(
+        [
+            {"cell_type": "markdown", "source": x}
+            for x in ("# A title {#sec-a}", "## One {#sec-b}", "## 7.1 A {#sec-c}")
+        ],
+        "nbs/07_x.ipynb",
+    )
+    assert places == [
+        "chapter 7 (nbs/07_x.ipynb#sec-a)",
+        '"One" (nbs/07_x.ipynb#sec-b)',
+        "section 7.1 (nbs/07_x.ipynb#sec-c)",
+    ]
     table = (book / "agentrl/policy.py").read_text()
     assert "'section 3.1.1 (nbs/03_policy.ipynb#sec-policy-limit)': ['LIMIT']" in table
 
@@ -136,11 +176,17 @@ def test_nbdev_update_takes_back_the_edit_and_nothing_else(book):
     notebooks = {p: p.read_text() for p in project.notebooks(book)}
     for module in ("policy", "grpo"):
         path = book / f"agentrl/{module}.py"
-        path.write_text(path.read_text().replace("In full.", "In short.").replace("Settings.", "All settings."))
+        path.write_text(
+            path.read_text().replace("In full.", "In short.").replace("Settings.", "All settings.")
+        )
     result = tool(book, "nbdev-update")
     assert result.returncode == 0, result.stderr
     for path, text in notebooks.items():
-        assert path.read_text() == text.replace("In full.", "In short.").replace("Settings.", "All settings.") != text
+        assert (
+            path.read_text()
+            == text.replace("In full.", "In short.").replace("Settings.", "All settings.")
+            != text
+        )
     assert check.drift(book) == []
 
 
@@ -159,10 +205,20 @@ def test_a_misplaced_save_is_an_error(book, source):
 
 
 def test_a_saved_name_needs_a_docstring_and_a_section(book):
-    write(book, "04_gym", [new_markdown_cell("# Gym"), new_code_cell("#| default_exp: gym"), new_code_cell("#@save\ndef step(): ...")])
+    write(
+        book,
+        "04_gym",
+        [
+            new_markdown_cell("# Gym"),
+            new_code_cell("#| default_exp: gym"),
+            new_code_cell("#@save\ndef step(): ..."),
+        ],
+    )
     export.export(book)
     assert [x.split(": ")[0] for x in check.api_index(book)] == [
-        "agentrl.gym.step has no docstring", "agentrl.gym.step is saved under no heading with an id"]
+        "agentrl.gym.step has no docstring",
+        "agentrl.gym.step is saved under no heading with an id",
+    ]
 
 
 def test_a_broken_library_is_exported_again(book):
@@ -203,20 +259,29 @@ def _private(): ...
 ''')
     found = {entry.name: entry[1:3] for entry in api.entries(path)}
     assert found == {
-        "LIMIT": ("LIMIT = 6", "Most tokens"), "LONG": ("LONG", 'The "long" names'), "PAIR": ("PAIR = (1, 2)", "A tuple"),
-        "left": ("left", "A constant"), "right": ("right", "A constant"),
-        "Box": ("Box(size, items=list())", "A box of things."), "Fault": ("Fault", "Fault."), "Env": ("Env(turns=6)", "Env."),
-        "f": ("f(x, *, y: int=2) -> int", "Maps `<x>` to <y> at $y, [B].")}
+        "LIMIT": ("LIMIT = 6", "Most tokens"),
+        "LONG": ("LONG", 'The "long" names'),
+        "PAIR": ("PAIR = (1, 2)", "A tuple"),
+        "left": ("left", "A constant"),
+        "right": ("right", "A constant"),
+        "Box": ("Box(size, items=list())", "A box of things."),
+        "Fault": ("Fault", "Fault."),
+        "Env": ("Env(turns=6)", "Env."),
+        "f": ("f(x, *, y: int=2) -> int", "Maps `<x>` to <y> at $y, [B]."),
+    }
     assert api._escape(found["f"][1]) == r"Maps `<x>` to \<y\> at \$y, \[B\]."
 
 
 # Planted faults.
 
+
 def test_drift_finds_changed_missing_and_stale_modules(book):
     path = book / "agentrl/policy.py"
     path.write_text(path.read_text().replace("fsum", "sum"))
-    assert check.drift(book) == ["agentrl/policy.py differs from nbs/03_policy.ipynb: `make export` keeps the notebook, "
-                                 "`nbdev-update` the module"]
+    assert check.drift(book) == [
+        "agentrl/policy.py differs from nbs/03_policy.ipynb: `make export` keeps the notebook, "
+        "`nbdev-update` the module"
+    ]
     path.unlink()
     assert "agentrl/policy.py is missing" in check.drift(book)[0]
     export.export(book)
@@ -240,23 +305,38 @@ def plant(book, cell=None, **notebook):
 ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
 
 
-@pytest.mark.parametrize(("fault", "finding"), [
-    ({"execution_count": 3}, "is not clean: `nbdev-clean --fname nbs/09_grpo.ipynb`"),
-    ({"metadata": {"collapsed": True}}, "is not clean"),
-    ({"outputs": [ERROR]}, "stores an error in the cell 'arl.Config().half()': `make save CHAPTER=09`"),
-    ({"source": "print(1)", "outputs": []}, "lacks the output of 1 cell(s), the first 'print(1)'"),
-    ({"source": "x = 1\nx", "outputs": []}, "lacks the output"),
-    ({"source": "#| label: fig-a\nplot()", "outputs": []}, "lacks the output"),
-    ({"source": f"open('{HOME_PATH}')"}, f"holds the absolute path '{HOME_PATH}'"),
-    ({"outputs": [{"output_type": "stream", "name": "stdout", "text": f"in {HOME_PATH}\n"}]}, "holds the absolute path"),
-    ({"source": "# TO" + "DO: more"}, "holds the unfinished note"),
-    ({"source": "#| hide\nx = 1"}, "write '#| hide' as `#| key: value`"),
-])
+@pytest.mark.parametrize(
+    ("fault", "finding"),
+    [
+        ({"execution_count": 3}, "is not clean: `nbdev-clean --fname nbs/09_grpo.ipynb`"),
+        ({"metadata": {"collapsed": True}}, "is not clean"),
+        (
+            {"outputs": [ERROR]},
+            "cell 'arl.Config().half()': stores an error: repair it, then `make save`",
+        ),
+        (
+            {"source": "print(1)", "outputs": []},
+            "lacks the output of 1 cell(s), the first 'print(1)'",
+        ),
+        ({"source": "x = 1\nx", "outputs": []}, "lacks the output"),
+        ({"source": "#| label: fig-a\nplot()", "outputs": []}, "lacks the output"),
+        ({"source": f"open('{HOME_PATH}')"}, f"holds the absolute path '{HOME_PATH}'"),
+        (
+            {"outputs": [{"output_type": "stream", "name": "stdout", "text": f"in {HOME_PATH}\n"}]},
+            "holds the absolute path",
+        ),
+        ({"source": "# TO" + "DO: more"}, "holds the unfinished note"),
+        ({"source": "#| hide\nx = 1"}, "write '#| hide' as `#| key: value`"),
+    ],
+)
 def test_unclean_notebooks_are_found(book, fault, finding):
     assert finding in plant(book, fault)
 
 
-@pytest.mark.parametrize("source", ["plot(x);", "assert x", "x = print", "f()", "#| eval: false\nprint(1)", "%time f()", "'text'"])
+@pytest.mark.parametrize(
+    "source",
+    ["plot(x);", "assert x", "x = print", "f()", "#| eval: false\nprint(1)", "%time f()", "'text'"],
+)
 def test_cells_that_need_no_output(source):
     assert not check.expects_output(source)
 
@@ -268,28 +348,43 @@ def test_large_files_and_paths_in_results_are_found(book, has_git):
     (book / "nbs/large.bin").write_bytes(b"0" * (check.MAX_BYTES + 1))
     (book / "results/metrics.json").write_text(json.dumps({"file": HOME_PATH}))
     found = check.files(book)
-    assert found[0] == "nbs/large.bin is 5.0 MB; the limit is 5 MB" and "results/metrics.json holds the absolute path" in found[1]
+    assert (
+        found[0] == "nbs/large.bin is 5.0 MB; the limit is 5 MB"
+        and "results/metrics.json holds the absolute path" in found[1]
+    )
 
 
 def test_contents_and_api_index_must_match_the_files(book):
     write(book, "04_gym", grpo_cells()[:1])
     (book / "nbs/api.qmd").write_text("old")
     (book / "references.bib").unlink()
-    assert check.contents(book) == ["_quarto.yml does not list nbs/04_gym.ipynb", "_quarto.yml names references.bib, which does not exist"]
+    assert check.contents(book) == [
+        "_quarto.yml does not list nbs/04_gym.ipynb",
+        "_quarto.yml names references.bib, which does not exist",
+    ]
     assert check.api_index(book) == ["nbs/api.qmd is out of date: `make export` writes it"]
     (book / "nbs/03_policy.ipynb").unlink()
     assert "_quarto.yml lists nbs/03_policy.ipynb, which does not exist" in check.contents(book)
 
 
 def test_the_suite_reports_a_failing_chapter(book):
-    write(book, "09_grpo", grpo_cells() + [new_code_cell("assert arl.Config().half() == 5, 'half of eight'")])
+    write(
+        book,
+        "09_grpo",
+        grpo_cells() + [new_code_cell("assert arl.Config().half() == 5, 'half of eight'")],
+    )
     result = tool(book, "test", "09")
     assert result.returncode == 1
-    assert "FAILED  09_grpo: AssertionError: half of eight at `assert arl.Config().half() == 5" in result.stdout and "1 failure(s)" in result.stderr
+    assert (
+        "FAILED  09_grpo: AssertionError: half of eight at `assert arl.Config().half() == 5"
+        in result.stdout
+        and "1 failure(s)" in result.stderr
+    )
     assert tool(book, "test", "3").returncode == 0
 
 
 # Runs.
+
 
 def test_run_sets_parameters_and_writes_one_complete_notebook(book):
     result = tool(book, "run", "3", "-p", "seed", "3", "-p", "rate", "1")
@@ -311,57 +406,91 @@ def test_save_stores_outputs_in_place_and_leaves_the_book_clean(book):
     assert everything(book) == []
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["run", "12"], "there is no chapter '12'; the chapters are: 03, 09"),
-    (["save"], "which chapter? for example: make save CHAPTER=09"),
-    (["run", "03", "-p", "sede", "3"], "03_policy has no parameter 'sede'; it has: seed = 0, rate = 0.5, name = None"),
-    (["run", "09", "-p", "seed", "3"], "09_grpo has no parameter 'seed'; it has: none"),
-    (["run", "03", "-p", "seed", "three"], "seed takes int, like its default 0; got 'three'"),
-    (["run", "03", "--seed", "3"], "run does not know '--seed 3'; `python -m booktools run --help` lists what it takes"),
-    (["run", "03", "--kernel", "nonesuch"], "there is no Jupyter kernel 'nonesuch' here; `make install` puts it into .venv"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "12"], "there is no chapter '12'; the chapters are: 03, 09"),
+        (["save"], "which chapter? for example: make save CHAPTER=09"),
+        (
+            ["run", "03", "-p", "sede", "3"],
+            "03_policy has no parameter 'sede'; it has: seed = 0, rate = 0.5, name = None",
+        ),
+        (["run", "09", "-p", "seed", "3"], "09_grpo has no parameter 'seed'; it has: none"),
+        (["run", "03", "-p", "seed", "three"], "seed takes int, like its default 0; got 'three'"),
+        (
+            ["run", "03", "--seed", "3"],
+            "run does not know '--seed 3'; `python -m booktools run --help` lists what it takes",
+        ),
+        (
+            ["run", "03", "--kernel", "nonesuch"],
+            "there is no Jupyter kernel 'nonesuch' here; `make install` puts it into .venv",
+        ),
+    ],
+)
 def test_wrong_commands_are_answered_in_one_line(book, arguments, message):
     result = tool(book, *arguments)
     assert result.returncode == 1 and message in result.stderr and result.stderr.count("\n") == 1
     assert list((book / "results").iterdir()) == []
 
 
-@pytest.mark.parametrize(("code", "message"), [
-    ("raise ValueError('adv_mode must be one of grpo, mean, rloo')", "ValueError: adv_mode must be one of grpo, mean, rloo"),
-    ("raise OSError(28, 'No space left on device')", "free some space and run it again"),
-    ("import os\nos._exit(1)", "the kernel that ran 10_fault died"),
-])
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "raise ValueError('adv_mode must be one of grpo, mean, rloo')",
+            "ValueError: adv_mode must be one of grpo, mean, rloo",
+        ),
+        ("raise OSError(28, 'No space left on device')", "free some space and run it again"),
+        ("import os\nos._exit(1)", "the kernel that ran 10_fault died"),
+    ],
+)
 def test_a_failing_run_says_what_and_keeps_the_last_result(book, code, message):
     write(book, "10_fault", [new_code_cell(code)])
     (book / "results/10_fault.ipynb").write_text("last result")
     result = tool(book, "run", "10")
     assert result.returncode == 1 and message in result.stderr and result.stderr.count("\n") == 1
     assert (book / "results/10_fault.ipynb").read_text() == "last result"
-    assert {p.name for p in (book / "results").iterdir()} <= {"10_fault.ipynb", "10_fault.failed.ipynb"}
+    assert {p.name for p in (book / "results").iterdir()} <= {
+        "10_fault.ipynb",
+        "10_fault.failed.ipynb",
+    }
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_complete_files_only(book, number):
-    write(book, "10_long", [new_code_cell("import time\nprint('begun', flush=True)\ntime.sleep(60)")])
-    process = subprocess.Popen([sys.executable, "-m", "booktools", "run", "10"], cwd=book, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    write(
+        book, "10_long", [new_code_cell("import time\nprint('begun', flush=True)\ntime.sleep(60)")]
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "booktools", "run", "10"],
+        cwd=book,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     while "begun" not in (line := process.stdout.readline()):
         assert line, process.stderr.read()
     process.send_signal(number)
     begin = time.time()
     error = process.communicate(timeout=30)[1]
     assert process.returncode == 1 and time.time() - begin < 20
-    assert error == "booktools: interrupted; results/10_long.ipynb is as it was before. The same command starts again\n"
+    assert error == (
+        "booktools: interrupted; results/10_long.ipynb is as it was before. "
+        "The same command starts again\n"
+    )
     assert list((book / "results").iterdir()) == []
 
 
 def test_a_full_disk_is_one_line(monkeypatch, capsys):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device", "nbs/api.qmd")
+
     monkeypatch.setattr(project, "write_atomic", full)
     assert __main__.main(["api"]) == 1
-    assert capsys.readouterr().err == ("booktools: cannot write at nbs/api.qmd: No space left on device; "
-                                       "free some space or rights there, then run the same command again\n")
+    assert capsys.readouterr().err == (
+        "booktools: cannot write at nbs/api.qmd: No space left on device; "
+        "free some space or rights there, then run the same command again\n"
+    )
 
 
 def test_a_missing_package_is_one_line(monkeypatch, capsys):
@@ -382,7 +511,9 @@ def test_an_interrupted_write_keeps_the_old_file(tmp_path, monkeypatch):
 def test_an_old_python_is_refused_or_replaced(monkeypatch, capsys):
     ast.parse(Path(bootstrap.__file__).read_text(encoding="utf-8"), feature_version=(3, 6))
     monkeypatch.setattr(sys, "version_info", (3, 9, 2))
-    monkeypatch.setattr(shutil, "which", lambda name: sys.executable if name == "python3.12" else None)
+    monkeypatch.setattr(
+        shutil, "which", lambda name: sys.executable if name == "python3.12" else None
+    )
     assert bootstrap.suitable_python() == sys.executable
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(SystemExit):
@@ -390,11 +521,14 @@ def test_an_old_python_is_refused_or_replaced(monkeypatch, capsys):
     assert "this is Python 3.9, and the book needs 3.11 or later" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("script", "message"), [
-    ("print('ERROR: [Errno 28] No space left on device')", "the disk is full"),
-    ("print('ensurepip is not available')", "apt install python3-venv"),
-    ("print('no route')", "the installation stopped"),
-])
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("print('ERROR: [Errno 28] No space left on device')", "the disk is full"),
+        ("print('ensurepip is not available')", "apt install python3-venv"),
+        ("print('no route')", "the installation stopped"),
+    ],
+)
 def test_a_failing_installation_says_what_next(script, message, capsys):
     with pytest.raises(SystemExit):
         bootstrap.step("installing", [sys.executable, "-c", script + "; raise SystemExit(1)"])
@@ -403,8 +537,12 @@ def test_a_failing_installation_says_what_next(script, message, capsys):
 
 # The repository itself.
 
+
 def modules():
-    return {name: ast.parse((ROOT / f"agentrl/{name}.py").read_text(encoding="utf-8")) for name in save.chapter_modules(ROOT)}
+    return {
+        name: ast.parse((ROOT / f"agentrl/{name}.py").read_text(encoding="utf-8"))
+        for name in save.chapter_modules(ROOT)
+    }
 
 
 def settings():
@@ -430,7 +568,10 @@ def test_every_public_name_is_reachable_linked_and_indexed():
             assert thing is getattr(loaded, name) and not name.startswith("_")
             assert f"{{#api-{name}}}" in index
             notebook, anchor = re.search(r"\((nbs/\S+)#(\S+)\)$", places[name]).groups()
-            assert f"{{#{anchor}" in (ROOT / notebook).read_text(encoding="utf-8"), (name, places[name])
+            assert f"{{#{anchor}" in (ROOT / notebook).read_text(encoding="utf-8"), (
+                name,
+                places[name],
+            )
             if getattr(thing, "__module__", None) == loaded.__name__:
                 assert thing.__doc__.rstrip().endswith(f"Defined in {places[name]}."), name
     assert index.count("{#api-") == len(owner)
@@ -455,8 +596,12 @@ def test_every_third_party_import_is_declared():
     def undeclared(names, allowed):
         provided = importlib.metadata.packages_distributions()
         known = {canonicalize_name(r.name) for r in allowed}
-        return {n for n in names if n not in sys.stdlib_module_names | {"agentrl", "booktools", "IPython"}
-                and not known & {canonicalize_name(d) for d in provided.get(n, [])}}
+        return {
+            n
+            for n in names
+            if n not in sys.stdlib_module_names | {"agentrl", "booktools", "IPython"}
+            and not known & {canonicalize_name(d) for d in provided.get(n, [])}
+        }
 
     for name, tree in modules().items():
         assert not undeclared(imported(tree), declared("requirements")), f"agentrl.{name}"
@@ -464,7 +609,9 @@ def test_every_third_party_import_is_declared():
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             source = "".join(x for x in cell["source"] if not x.lstrip().startswith(("%", "!")))
             if cell["cell_type"] == "code":
-                assert not undeclared(imported(ast.parse(source)), declared("requirements", "book_requirements")), path.name
+                assert not undeclared(
+                    imported(ast.parse(source)), declared("requirements", "book_requirements")
+                ), path.name
 
 
 def test_metadata_has_one_source(monkeypatch):
@@ -472,14 +619,20 @@ def test_metadata_has_one_source(monkeypatch):
         pyproject = tomllib.load(file)
     assert set(pyproject) == {"build-system", "tool"} and set(pyproject["tool"]) == {"nbdev"}
     given = settings()
-    assert pyproject["tool"]["nbdev"]["lib_path"] == given["lib_path"] and pyproject["tool"]["nbdev"]["nbs_path"] == given["nbs_path"]
+    assert (
+        pyproject["tool"]["nbdev"]["lib_path"] == given["lib_path"]
+        and pyproject["tool"]["nbdev"]["nbs_path"] == given["nbs_path"]
+    )
     passed = {}
     monkeypatch.setattr("setuptools.setup", lambda **keywords: passed.update(keywords))
     monkeypatch.chdir(ROOT)
     runpy.run_path("setup.py")
     assert passed["version"] == given["version"] == importlib.import_module("agentrl").__version__
     assert passed["install_requires"] == [str(x) for x in given["requirements"].split("\n")[1:]]
-    assert set(passed["extras_require"]) == {"book", "bench"} and set(passed["packages"]) == {"agentrl", "booktools"}
+    assert set(passed["extras_require"]) == {"book", "bench"} and set(passed["packages"]) == {
+        "agentrl",
+        "booktools",
+    }
     assert given["min_python"] == ".".join(map(str, bootstrap.NEEDED))
     assert f"version: {given['version']}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
@@ -497,6 +650,10 @@ def test_the_lock_pins_every_requirement_within_its_range():
 def test_make_help_lists_every_target_and_ci_calls_make_test():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = re.search(r"^\.PHONY: (.*)$", makefile, re.M)[1].split()
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert all(re.search(rf"^  {target} ", shown, re.M) for target in targets)
-    assert os.access(ROOT / ".ci/run", os.X_OK) and "exec make test" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert os.access(ROOT / ".ci/run", os.X_OK) and "exec make test" in (
+        ROOT / ".ci/run"
+    ).read_text(encoding="utf-8")
