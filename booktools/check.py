@@ -32,9 +32,7 @@ def drift(root=ROOT):
         if name not in fresh:
             found.append(f"agentrl/{name} has no notebook: `make export` deletes it")
         elif name not in here:
-            found.append(
-                f"agentrl/{name} is missing, though {source} exports it: `make export` writes it"
-            )
+            found.append(f"agentrl/{name} is missing: `make export` writes it from {source}")
         elif here[name] != fresh[name]:
             found.append(
                 f"agentrl/{name} differs from {source}: "
