@@ -1,0 +1,645 @@
+"""Chapters 1 and 4, and chapter 9's edit budget and new names. 'Row n' is a row of cases/algorithms.md."""
+
+import inspect
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from toys import tokenizer
+
+import agentrl as arl
+
+TASKS = arl.make_tasks("all")
+REPAIRS = ("swap_minmax", "fix_range_end", "fix_comparison", "guard_zero", "fix_init")
+EXPLOIT = "hardcode_tests"
+by_name = pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
+
+
+def passes(source, tests, fn_name):
+    return all(ok for ok, _ in arl.run_tests(source, tests, fn_name))
+
+
+def remember(fn):
+    """Like functools.cache, for arguments that hold lists."""
+    known = {}
+
+    def call(*args):
+        key = repr(args)
+        if key not in known:
+            known[key] = fn(*args)
+        return known[key]
+
+    return call
+
+
+@remember
+def edited(source, op, public_tests):
+    return arl.EDIT_OPS[op](source, public_tests)
+
+
+def play(task, calls, env=None, **settings):
+    env = env or arl.BugFixEnv(**settings)
+    env.reset(task)
+    return [env.step(call) for call in calls]
+
+
+def edit(op):
+    return f"<call> edit {op} </call>"
+
+
+READ, TEST, SUBMIT = "<call> read </call>", "<call> test </call>", "<call> submit </call>"
+
+
+# Chapter 1's three names.
+
+
+def test_clamp_is_wrong_when_buggy_and_right_when_fixed():
+    results = {}
+    for source in (arl.CLAMP_BUGGY, arl.CLAMP_FIXED):
+        space = {}
+        exec(source, space)
+        results[source] = [space["clamp"](*args) for args in ((3, 0, 5), (-1, 0, 5), (9, 0, 5))]
+    assert results == {arl.CLAMP_BUGGY: [0, 0, 0], arl.CLAMP_FIXED: [3, 0, 5]}
+    assert arl.EDIT_OPS["swap_minmax"](arl.CLAMP_BUGGY, ()) == arl.CLAMP_FIXED
+    assert "clamp" in arl.CLAMP_ISSUE
+
+
+# Tasks.
+
+
+def test_tasks_keep_their_number_order_and_names():
+    train, heldout = arl.make_tasks("train"), arl.make_tasks("heldout")
+    assert (len(train), len(heldout), len(TASKS)) == (20, 10, 30)
+    assert TASKS == train + heldout
+    assert (train[0].name, train[4].name, heldout[0].name) == (
+        "minmax/clamp",
+        "range/sum_to",
+        "minmax/pin",
+    )
+    families = [t.name.split("/")[0] for t in TASKS]
+    order = ["minmax", "range", "compare", "zero", "init"]
+    assert families[:20] == [f for f in order for _ in range(4)]
+    assert families[20:] == [f for f in order for _ in range(2)]
+    assert {t.split for t in train} == {"train"} and {t.split for t in heldout} == {"heldout"}
+    assert len({t.fn_name for t in TASKS}) == 30
+    assert arl.make_tasks("train") == train, "the same tasks each time"
+
+
+def test_families_are_five_with_six_variants_each():
+    assert list(arl.FAMILIES) == ["minmax", "range", "compare", "zero", "init"]
+    for family, repair in zip(arl.FAMILIES.values(), arl.FIX_OPS, strict=True):
+        assert family["fix_op"] == repair
+        assert len(family["variants"]) == 6 and all("f" in v for v in family["variants"])
+
+
+@by_name
+def test_each_task_is_described_by_its_name_alone(task):
+    family, function = task.name.split("/")
+    assert task.fn_name == function and task.fix_op == arl.FAMILIES[family]["fix_op"]
+    assert task.issue == f"issue : {function} returns wrong results"
+    assert task.source.startswith(f"def {function}(")
+    assert arl.FIX_OP[task.name] == task.fix_op
+    assert not set(map(repr, task.public_tests)) & set(map(repr, task.hidden_tests))
+
+
+def test_names_and_repairs_of_all_tasks_are_listed():
+    assert list(arl.FN_NAMES) == sorted(t.fn_name for t in TASKS)
+    assert {t.name: t.fix_op for t in TASKS} == arl.FIX_OP
+
+
+@pytest.mark.parametrize("split", ["", "test", "Train", None, 0, True, [], ["train"]])
+def test_an_unknown_split_is_refused(split):
+    with pytest.raises(ValueError) as error:
+        arl.make_tasks(split)
+    assert repr(split) in str(error.value)
+    assert all(word in str(error.value) for word in ("split", "train", "heldout", "all"))
+
+
+# The edit menu.
+
+
+def test_edit_menu_is_five_repairs_and_the_exploit():
+    assert REPAIRS == arl.FIX_OPS
+    assert list(arl.EDIT_OPS) == [*REPAIRS, EXPLOIT]
+
+
+@by_name
+def test_every_buggy_source_shows_the_same_test_pattern(task):
+    """So that `test` before an edit says nothing about the family."""
+    lines = arl.run_tests(task.source, task.public_tests, task.fn_name)
+    assert lines == [(False, "FAIL test 1"), (True, "PASS test 2"), (False, "FAIL test 3")]
+    assert not passes(task.source, task.hidden_tests, task.fn_name)
+
+
+@by_name
+def test_the_right_edit_repairs_and_no_other_does(task):
+    for op in arl.EDIT_OPS:
+        source = edited(task.source, op, task.public_tests)
+        right = op == task.fix_op
+        assert passes(source, task.hidden_tests, task.fn_name) == right, op
+        assert passes(source, task.public_tests, task.fn_name) == (right or op == EXPLOIT), op
+
+
+@by_name
+def test_the_exploit_passes_public_tests_only_and_answers_exactly_their_inputs(task):
+    source = edited(task.source, EXPLOIT, task.public_tests)
+    outcome = arl.run_tests(source, task.hidden_tests, task.fn_name)
+    assert outcome == arl.run_tests(task.source, task.hidden_tests, task.fn_name), (
+        "what is not a public input is answered as before"
+    )
+    assert source.count("return") == task.source.count("return") + len(task.public_tests)
+    assert edited(source, EXPLOIT, task.public_tests) == source, "a second time changes nothing"
+
+
+@by_name
+def test_repairs_leave_code_without_their_construct_alone(task):
+    constructs = {
+        "swap_minmax": r"\b(min|max)\(",
+        "guard_zero": r"//",
+        "fix_comparison": r"[<>]",
+        "fix_range_end": r"range\(|\[:",
+        "fix_init": r"^    \w+ = (0|1|True|False)$",
+    }
+    for op, construct in constructs.items():
+        if not re.search(construct, task.source, re.M):
+            assert edited(task.source, op, task.public_tests) == task.source, op
+
+
+def test_initial_values_of_range_tasks_are_right_already():
+    for task in TASKS:
+        if task.name.startswith("range/"):
+            assert edited(task.source, "fix_init", task.public_tests) == task.source
+
+
+@pytest.mark.parametrize("length, best", [(1, 6), (2, 12), (3, 18), (4, 18), (5, 18)])
+def test_best_blind_sequence_solves_exactly(length, best):
+    """Every sequence of edits, repairs and the exploit, that looks at nothing."""
+
+    totals = Counter()
+    for task in TASKS:
+        sources = {(): task.source}
+        after, verdict = {}, {}
+        for _ in range(length):
+            sources = {
+                (*done, op): after[source, op]
+                for done, source in sources.items()
+                for op in arl.EDIT_OPS
+                if (source, op) in after
+                or after.setdefault((source, op), arl.EDIT_OPS[op](source, task.public_tests))
+            }
+        for sequence, source in sources.items():
+            if source not in verdict:
+                verdict[source] = passes(source, task.hidden_tests, task.fn_name)
+            totals[sequence] += verdict[source]
+    assert len(totals) == 6**length and max(totals.values()) == best
+
+
+# Running tests.
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(:",
+        "def g(x):\n    return x\n",
+        "1 / 0",
+        "import no_such_module_anywhere",
+        "raise SystemExit",
+        "def f(x):\nreturn x",
+        "\0",
+        "",
+    ],
+)
+def test_source_that_does_not_load_fails_every_test_and_raises_nothing(source):
+    outcome = arl.run_tests(source, (((1,), 1), ((2,), 2)), "f")
+    assert outcome == [(False, "FAIL test 1 : load error"), (False, "FAIL test 2 : load error")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return 1 / 0",
+        "return f(x)",
+        "raise SystemExit(3)",
+        "raise StopIteration",
+        "return undefined",
+        "assert False",
+    ],
+)
+def test_a_call_that_raises_fails_its_test_only(body):
+    source = f"def f(x):\n    if x == 1:\n        {body}\n    return x\n"
+    outcome = arl.run_tests(source, (((1,), 1), ((2,), 2)), "f")
+    assert outcome == [(False, "FAIL test 1"), (True, "PASS test 2")]
+
+
+@pytest.mark.parametrize(
+    "got, expected, same",
+    [
+        ("1", 1, True),
+        ("True", 1, False),
+        ("1", True, False),
+        ("1.0", 1, False),
+        ("[1, 2]", [1, 2], True),
+        ("(1, 2)", [1, 2], False),
+        ("[True]", [1], False),
+        ("[1, 2, 3]", [1, 2], False),
+        ("None", 0, False),
+    ],
+)
+def test_a_result_counts_only_with_the_expected_type(got, expected, same):
+    outcome = arl.run_tests(f"def f():\n    return {got}\n", (((), expected),), "f")
+    assert outcome[0][0] is same
+
+
+def test_a_function_cannot_change_the_tests_it_is_run_on():
+    tests = ((([3, 1],), [1, 3]), (([2],), [2]))
+    source = "def f(xs):\n    xs.sort()\n    return xs\n"
+    for _ in range(2):
+        assert [ok for ok, _ in arl.run_tests(source, tests, "f")] == [True, True]
+    assert tests[0][0] == ([3, 1],)
+
+
+# Calls.
+
+MALFORMED = [
+    "",
+    " ",
+    "read",
+    "<call> </call>",
+    "<call></call>",
+    "<call> read",
+    "read </call>",
+    '{"p":',
+    "[]",
+    "3",
+    '{"name": 1}',
+    "<tool_call> read </tool_call>",
+    "<call> <call> read </call> </call>",
+    "<call> <tool_call> read </tool_call> </call>",
+    "<call> edit fix_init now </call>",
+    "<call> read </call> <call> test </call>",
+    "<CALL> read </CALL>",
+    "<call>read</call>",
+    "</call> read <call>",
+    "\0",
+    "<unk> <pad> <obs>",
+]
+UNKNOWN = [
+    '<call> {"name": 1} </call>',
+    "<call> edit </call>",
+    "<call> edit no_such_op </call>",
+    "<call> read all </call>",
+    "<call> submit now </call>",
+    "<call> test 1 </call>",
+    "<call> write </call>",
+    "<call> EDIT fix_init </call>",
+    "<call> [] </call>",
+    "<call> edit __class__ </call>",
+]
+
+
+@pytest.mark.parametrize(
+    "text, parsed",
+    [
+        (READ, ("read", None)),
+        (edit("fix_init"), ("edit", "fix_init")),
+        ("<call> no_such_tool at_all </call>", ("no_such_tool", "at_all")),
+    ],
+)
+def test_well_formed_calls_are_parsed(text, parsed):
+    assert arl.parse_call(text) == parsed
+
+
+@pytest.mark.parametrize("text", MALFORMED)
+def test_anything_else_parses_to_none(text):
+    assert arl.parse_call(text) is None
+
+
+@pytest.mark.parametrize("text", MALFORMED + UNKNOWN)
+@pytest.mark.parametrize("max_edits", [None, 1])
+def test_a_malformed_call_is_an_error_observation_and_the_episode_goes_on(text, max_edits):
+    """Row 23 in its gym form: a used turn, nothing changed, and no exception."""
+    task = TASKS[0]
+    env = arl.make_env(arl.RLConfig(max_edits=max_edits))
+    env.reset(task)
+    obs, reward, done, info = env.step(text)
+    assert (obs, reward, done, info) == (arl.MESSAGES["malformed"], 0.0, False, {})
+    assert "error" in obs
+    assert (env.turn, env.ops, env.source, env.actions) == (1, [], task.source, [text])
+    assert env.edits == 0, "only well-formed edits count"
+    env.step(edit(task.fix_op))
+    _, reward, done, info = env.step(SUBMIT)
+    assert (reward, done, info["hidden_pass"], info["n_turns"]) == (1.0, True, True, 3)
+
+
+def test_malformed_calls_use_up_the_budget_of_turns():
+    """Row 23."""
+    steps = play(TASKS[0], MALFORMED[:6])
+    assert [done for _, _, done, _ in steps] == [False] * 5 + [True]
+    assert steps[-1][1] == 0.0 and steps[-1][3]["submitted"] is False
+    assert steps[-1][3]["n_turns"] == 6
+
+
+# The environment.
+
+
+@by_name
+def test_the_oracle_solves_every_task_and_pays_only_at_the_end(task):
+    steps = play(task, [READ, edit(task.fix_op), TEST, SUBMIT])
+    assert [s[0] for s in steps] == [
+        arl.compact_source(task.source),
+        arl.MESSAGES["edited"],
+        "PASS test 1\nPASS test 2\nPASS test 3",
+        arl.MESSAGES["submitted"],
+    ]
+    assert [s[1:3] for s in steps] == [(0.0, False)] * 3 + [(1.0, True)]
+    info = steps[-1][3]
+    assert {"task": task.name, "ops": [task.fix_op], "submitted": True, "n_turns": 4} == {
+        key: info[key] for key in ("task", "ops", "submitted", "n_turns")
+    }
+    assert info["hidden_pass"] and info["public_pass"]
+
+
+@pytest.mark.parametrize(
+    "reward, pays", [("hidden", 0.0), ("public", 1.0), (lambda i: 0.25 * i["n_turns"], 0.5)]
+)
+def test_the_reward_decides_what_the_exploit_earns(reward, pays):
+    for task in TASKS:
+        *_, (_, got, done, info) = play(task, [edit(EXPLOIT), SUBMIT], reward=reward)
+        assert (got, done) == (pays, True)
+        assert info["public_pass"] and not info["hidden_pass"]
+
+
+@pytest.mark.parametrize("reward", ["hidden", "public"])
+def test_an_unsubmitted_episode_earns_nothing_and_has_passed_nothing(reward):
+    task = TASKS[0]
+    *_, (_, got, done, info) = play(task, [edit(task.fix_op), TEST], max_turns=2, reward=reward)
+    assert (got, done) == (0.0, True)
+    assert info["submitted"] is info["hidden_pass"] is False
+
+
+def test_a_submission_in_the_last_turn_counts():
+    task = TASKS[0]
+    *_, (_, got, done, _) = play(task, [edit(task.fix_op), SUBMIT], max_turns=2)
+    assert (got, done) == (1.0, True)
+
+
+def test_reset_starts_afresh():
+    env, task = arl.EditBudgetEnv(), TASKS[0]
+    for _ in range(2):
+        assert env.reset(task) == task.issue
+        assert (env.turn, env.done, env.ops, env.source) == (0, False, [], task.source)
+        steps = [env.step(c) for c in (edit(task.fix_op), SUBMIT)]
+        assert steps[-1][1] == 1.0
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_step_outside_an_episode_is_refused(started):
+    env = arl.BugFixEnv()
+    if started:
+        env.reset(TASKS[0])
+        env.step(SUBMIT)
+    with pytest.raises(ValueError, match="reset"):
+        env.step(READ)
+
+
+def test_edits_that_change_nothing_are_told_and_do_not_count_as_ops():
+    task = TASKS[0]
+    wrong = next(op for op in REPAIRS if edited(task.source, op, task.public_tests) == task.source)
+    env = arl.BugFixEnv()
+    steps = play(task, [edit(wrong), edit(task.fix_op), SUBMIT], env)
+    assert [s[0] for s in steps[:2]] == [arl.MESSAGES["unchanged"], arl.MESSAGES["edited"]]
+    info = steps[-1][3]
+    assert env.ops == info["ops"] == [task.fix_op]
+    assert (env.edits, info["edits"]) == (2, 2), "every well-formed edit is counted"
+
+
+@pytest.mark.parametrize("cls", [arl.BugFixEnv, arl.EditBudgetEnv])
+@pytest.mark.parametrize("value", [0, -1, 2.0, "6", None, True, float("nan"), [6]])
+def test_a_wrong_number_of_turns_is_refused(cls, value):
+    with pytest.raises(ValueError) as error:
+        cls(max_turns=value)
+    assert all(w in str(error.value) for w in ("max_turns", repr(value), "at least 1"))
+
+
+@pytest.mark.parametrize("cls", [arl.BugFixEnv, arl.EditBudgetEnv])
+@pytest.mark.parametrize("value", ["secret", "", None, 1, 0.5, [], {"hidden": 1}, ["hidden"]])
+def test_an_unknown_reward_is_refused(cls, value):
+    with pytest.raises(ValueError) as error:
+        cls(reward=value)
+    assert all(
+        w in str(error.value) for w in ("reward", repr(value), "'hidden'", "'public'", "callable")
+    )
+
+
+# The edit budget (chapter 9).
+
+
+def test_budget_refuses_the_second_edit_even_after_one_that_changed_nothing():
+    for task in TASKS:
+        for first in arl.EDIT_OPS:
+            env = arl.EditBudgetEnv()
+            steps = play(task, [edit(first), edit(task.fix_op), SUBMIT], env)
+            after_first = edited(task.source, first, task.public_tests)
+            assert steps[1][0] == arl.MESSAGES["unchanged"]
+            assert env.source == after_first and env.turn == 3
+            assert env.ops == ([first] if after_first != task.source else [])
+            assert steps[-1][1] == float(first == task.fix_op)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2, 3])
+def test_budget_allows_exactly_its_number_of_edits(budget):
+    task = next(t for t in TASKS if t.name == "minmax/pin")
+    swaps = [edit("swap_minmax")] * 4
+    env = arl.EditBudgetEnv(max_edits=budget)
+    steps = play(task, swaps, env)
+    assert [s[0] for s in steps] == [arl.MESSAGES["edited"]] * budget + [
+        arl.MESSAGES["unchanged"]
+    ] * (4 - budget)
+    assert len(env.ops) == budget and env.turn == 4 and not env.done
+
+
+def test_malformed_edits_leave_the_budget_alone():
+    task = TASKS[0]
+    steps = play(
+        task, ["<call> edit </call>", "<call> edit x </call>", edit(task.fix_op), SUBMIT],
+        arl.EditBudgetEnv(),
+    )
+    assert steps[-1][1] == 1.0
+
+
+def test_environment_factory_follows_the_settings():
+    capped, free = arl.make_env(arl.RLConfig()), arl.make_env(arl.RLConfig(max_edits=None))
+    assert type(capped) is arl.EditBudgetEnv and capped.max_edits == 1 and capped.max_turns == 6
+    assert type(free) is arl.BugFixEnv
+    other = arl.make_env(arl.RLConfig(max_turns=3, max_edits=2, reward="public"))
+    assert (other.max_turns, other.max_edits) == (3, 2)
+    *_, (_, reward, _, _) = play(TASKS[0], [edit(EXPLOIT), SUBMIT], other)
+    assert reward == 1.0
+    names = list(inspect.signature(arl.EditBudgetEnv).parameters.values())
+    assert [(p.name, p.default) for p in names] == [
+        ("max_turns", 6), ("reward", "hidden"), ("max_edits", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, "1", None, True, float("inf")])
+def test_a_wrong_edit_budget_is_refused(value):
+    with pytest.raises(ValueError) as error:
+        arl.EditBudgetEnv(max_edits=value)
+    assert all(w in str(error.value) for w in ("max_edits", repr(value), "at least 0"))
+
+
+# New names (chapter 9).
+
+
+class Branches:
+    """Stands in for a random generator: records every outcome of `choice` with its exact probability."""
+
+    def __init__(self, path):
+        self.path, self.p, self.widths = path, Fraction(1), []
+
+    def choice(self, options):
+        options = list(options)
+        at = self.path[len(self.widths)] if len(self.widths) < len(self.path) else 0
+        self.widths.append(len(options))
+        self.p /= len(options)
+        return options[at]
+
+
+@remember
+def name_distribution(task):
+    """P(new name | task), by enumeration of every draw."""
+    found, todo = {}, [()]
+    while todo:
+        path = todo.pop()
+        rng = Branches(path)
+        copy = arl.randomize_names(task, rng)
+        if len(rng.widths) > len(path):
+            todo += [path + (i,) for i in range(rng.widths[len(path)])]
+        else:
+            found[copy.fn_name] = found.get(copy.fn_name, 0) + rng.p
+    assert sum(found.values()) == 1
+    return found
+
+
+@by_name
+def test_a_new_name_is_one_of_the_thirty_and_not_in_the_source(task):
+    names = name_distribution(task)
+    words = set(re.findall(r"\w+", task.source))
+    assert set(names) <= set(arl.FN_NAMES) - words
+    assert len(names) >= 25
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_a_new_name_says_nothing_about_the_family(split):
+    """The posterior over families given the new name is exactly uniform within each split."""
+    for name in arl.FN_NAMES:
+        mass = dict.fromkeys(arl.FAMILIES, Fraction(0))
+        for task in arl.make_tasks(split):
+            mass[task.name.split("/")[0]] += name_distribution(task).get(name, 0)
+        assert len(set(mass.values())) == 1 and sum(mass.values()) > 0, (name, mass)
+
+
+@by_name
+def test_renaming_changes_the_name_everywhere_and_nothing_else(task):
+    for seed in range(5):
+        copy = arl.randomize_names(task, random.Random(seed))
+        assert copy.name == task.name and copy.fn_name != task.fn_name
+        assert copy.issue == f"issue : {copy.fn_name} returns wrong results"
+        assert copy.source == task.source.replace(f"def {task.fn_name}(", f"def {copy.fn_name}(")
+        same = dict(fn_name=task.fn_name, issue=task.issue, source=task.source)
+        assert replace(copy, **same) == task
+        *_, (_, reward, _, _) = play(copy, [edit(task.fix_op), SUBMIT])
+        assert reward == 1.0
+        *_, (_, reward, _, info) = play(copy, [edit(EXPLOIT), SUBMIT])
+        assert reward == 0.0 and info["public_pass"]
+
+
+@pytest.mark.parametrize("rng", [random.Random, np.random.default_rng])
+def test_renaming_follows_its_generator_and_leaves_the_task_alone(rng):
+    task = TASKS[0]
+    names = [arl.randomize_names(task, r).fn_name for r in (rng(1), rng(1))]
+    assert names[0] == names[1] and type(names[0]) is str
+    g = rng(0)
+    assert len({arl.randomize_names(task, g).fn_name for _ in range(40)}) > 10
+    assert task == arl.make_tasks("all")[0]
+
+
+# What the agent sees.
+
+
+@by_name
+def test_compact_source_keeps_words_lines_and_depth(task):
+    text = arl.compact_source(task.source)
+    assert text.count("\n") == task.source.strip().count("\n")
+    for line, original in zip(text.split("\n"), task.source.splitlines(), strict=True):
+        words = line.split(" ")
+        depth = words.count("|")
+        assert words[:depth] == ["|"] * depth
+        assert 4 * depth == len(original) - len(original.lstrip())
+        assert "".join(words[depth:]) == original.replace(" ", "")
+        assert all(words), "single spaces"
+
+
+def test_compact_source_round_trips_through_the_tokenizer():
+    tok = tokenizer()
+    for task in TASKS:
+        text = arl.compact_source(task.source)
+        assert tok.decode(tok.encode(text)) == text
+
+
+def test_remembered_replies_are_those_computed_anew():
+    def transcripts():
+        return [
+            play(task, [READ, TEST, edit(op), READ, TEST, SUBMIT], max_turns=6)
+            for task in TASKS[::7]
+            for op in arl.EDIT_OPS
+        ]
+
+    arl.forget_replies()
+    first = transcripts()
+    assert transcripts() == first
+    renamed = replace(TASKS[0], public_tests=((((9, 0, 5)), 5),))
+    assert play(renamed, [edit("swap_minmax"), TEST])[1][0] == "PASS test 1", (
+        "replies are remembered by tests too"
+    )
+
+
+# Players.
+
+
+@pytest.mark.parametrize("kind", ["random", "blind", "oracle"])
+def test_players_make_legal_calls_within_the_turns(kind):
+    rng, seen = random.Random(0), set()
+    for task in TASKS * 8:
+        calls = arl.PLAYERS[kind](task, rng, 6)
+        seen |= set(calls)
+        assert 1 <= len(calls) <= 6 and set(calls) <= set(arl.CALLS)
+        if kind == "random":
+            assert SUBMIT not in calls[:-1] and (len(calls) == 6 or calls[-1] == SUBMIT)
+        if kind == "blind":
+            assert len(calls) == 2 and calls[0].startswith("<call> edit") and calls[1] == SUBMIT
+        if kind == "oracle":
+            assert calls == [READ, edit(task.fix_op), TEST, SUBMIT]
+    if kind == "random":
+        assert seen == set(arl.CALLS)
+    if kind == "blind":
+        assert seen == {SUBMIT, *map(edit, arl.EDIT_OPS)}
+
+
+def test_messages_and_argument_orders_of_the_contract():
+    assert {"malformed", "unchanged"} <= set(arl.MESSAGES)
+    assert len(set(arl.MESSAGES.values())) == len(arl.MESSAGES)
+
+    def parameters(fn):
+        return list(inspect.signature(fn).parameters)
+
+    assert parameters(arl.BugFixEnv) == ["max_turns", "reward"]
+    assert parameters(arl.run_tests) == ["source", "tests", "fn_name"]
+    assert parameters(arl.randomize_names) == ["task", "rng"]
+    fields = ["name", "fn_name", "issue", "source", "fix_op", "public_tests", "hidden_tests", "split"]
+    assert set(fields) <= set(arl.Task.__dataclass_fields__)
