@@ -5,6 +5,15 @@ import sys as _sys
 __version__ = "0.1.0"
 
 # chapters, in order: written by the export
+from .plotting import *
+from .clamp import *
+from .policy import *
+from .gym import *
+from .rollout import *
+from .reinforce import *
+from .advantages import *
+from .ppo import *
+from .grpo import *
 
 
 def _link_docstrings():
