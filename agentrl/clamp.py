@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['CLAMP_ISSUE', 'CLAMP_BUGGY', 'CLAMP_FIXED']
 
-# %% ../nbs/01_what_is_agentic_rl.ipynb #4d81e329
+# %% ../nbs/01_what_is_agentic_rl.ipynb #5e55009d
 #@save
 CLAMP_ISSUE = 'issue : clamp returns wrong results'
 

@@ -4,7 +4,7 @@
 __all__ = ['logger', 'PALETTE', 'GREY', 'LINES', 'MARKERS', 'STYLE', 'show_log', 'contrast', 'use_style', 'draw_box',
            'draw_arrow', 'diagram_axes', 't_quantile', 'mean_interval', 'seed_band', 'one_thread', 'run_seeds']
 
-# %% ../nbs/00_how_this_book_works.ipynb #9371774c
+# %% ../nbs/00_how_this_book_works.ipynb #3d878ffb
 #@save
 import logging
 import math
@@ -23,7 +23,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 logger = logging.getLogger('agentrl')
 
-# %% ../nbs/00_how_this_book_works.ipynb #c588eb05
+# %% ../nbs/00_how_this_book_works.ipynb #277a5de2
 #@save
 def show_log(level=logging.INFO):
     """
@@ -40,7 +40,7 @@ def show_log(level=logging.INFO):
     logger.setLevel(level)
     logger.propagate = False
 
-# %% ../nbs/00_how_this_book_works.ipynb #3ec020ee
+# %% ../nbs/00_how_this_book_works.ipynb #15cfd683
 #@save
 PALETTE = ('#2878C8', '#D55E00', '#00946A', '#B063A0', '#A07A00', '#767676')
 GREY = PALETTE[-1]
@@ -60,7 +60,7 @@ def contrast(color, background='#ffffff'):
     low, high = sorted((luminance(color), luminance(background)))
     return (high + 0.05) / (low + 0.05)
 
-# %% ../nbs/00_how_this_book_works.ipynb #34ee786c
+# %% ../nbs/00_how_this_book_works.ipynb #1563ee35
 #@save
 STYLE = {
     'figure.figsize': (6.4, 3.6), 'figure.dpi': 110, 'figure.constrained_layout.use': True,
@@ -87,7 +87,7 @@ def use_style():
         from matplotlib_inline.backend_inline import set_matplotlib_formats
         set_matplotlib_formats('svg', metadata={'Date': None})
 
-# %% ../nbs/00_how_this_book_works.ipynb #d4ce73b2
+# %% ../nbs/00_how_this_book_works.ipynb #556aea12
 #@save
 def draw_box(ax, x, y, width, height, text='', color=GREY, style=0, hatch=None, **text_args):
     """
@@ -118,7 +118,7 @@ def draw_arrow(ax, start, end, text='', color=GREY, bend=0.0, at=(0.0, 0.0), sty
             ha='center', va='center', fontsize=8.5)
     return arrow
 
-# %% ../nbs/00_how_this_book_works.ipynb #57076cc9
+# %% ../nbs/00_how_this_book_works.ipynb #e5726414
 #@save
 def diagram_axes(width=7.0, height=3.4, xlim=(0, 10), ylim=(0, 5)):
     """
@@ -131,7 +131,7 @@ def diagram_axes(width=7.0, height=3.4, xlim=(0, 10), ylim=(0, 5)):
     ax.axis('off')
     return fig, ax
 
-# %% ../nbs/00_how_this_book_works.ipynb #0ea4dab1
+# %% ../nbs/00_how_this_book_works.ipynb #89be52c4
 #@save
 def t_quantile(p, df):
     """
@@ -151,7 +151,7 @@ def t_quantile(p, df):
         low, high = (a, high) if 0.5 + area < p else (low, a)
     return math.sqrt(df) * math.tan((low + high) / 2)
 
-# %% ../nbs/00_how_this_book_works.ipynb #5f03470d
+# %% ../nbs/00_how_this_book_works.ipynb #93be41f9
 #@save
 def mean_interval(values, level=0.95):
     """
@@ -171,7 +171,7 @@ def mean_interval(values, level=0.95):
     half = t_quantile(0.5 + level / 2, len(x) - 1) * statistics.stdev(x) / math.sqrt(len(x))
     return mean, mean - half, mean + half
 
-# %% ../nbs/00_how_this_book_works.ipynb #34fffd75
+# %% ../nbs/00_how_this_book_works.ipynb #0ebfbde9
 #@save
 def seed_band(ax, x, ys, label=None, color=None, style=None, level=0.95):
     """
@@ -195,20 +195,20 @@ def seed_band(ax, x, ys, label=None, color=None, style=None, level=0.95):
     return ax.plot(x, mean, color=color, linestyle=LINES[style], marker=MARKERS[style],
                    markevery=every, label=label)[0]
 
-# %% ../nbs/00_how_this_book_works.ipynb #2ab991f8
+# %% ../nbs/00_how_this_book_works.ipynb #8b7e7a25
 #@save
 def one_thread():
     """
     Sets PyTorch to one thread in this process and returns None.
 
-    Called when the library is imported. The models here are so small that threads wait for each
-    other longer than they work, so seeds run in processes instead.
+    Called when the library is imported. The models here give threads little to share, so the cores are used
+    for seeds, in processes.
     """
     torch.set_num_threads(1)
 
 one_thread()
 
-# %% ../nbs/00_how_this_book_works.ipynb #ba669835
+# %% ../nbs/00_how_this_book_works.ipynb #0e638d2d
 #@save
 def _run_job(fn, index, job):
     one_thread()
@@ -230,7 +230,7 @@ def _check_jobs(fn, jobs, n_workers):
     if n_workers is not None and not (isinstance(n_workers, int) and n_workers >= 1):
         raise ValueError(f'n_workers={n_workers!r}: allowed are None and whole numbers from 1')
 
-# %% ../nbs/00_how_this_book_works.ipynb #d414b7d3
+# %% ../nbs/00_how_this_book_works.ipynb #296cd8b4
 #@save
 def run_seeds(fn, jobs, n_workers=None, name='jobs'):
     """
