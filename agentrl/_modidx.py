@@ -55,6 +55,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'agentrl.gym.Workbench.act': ('bugfix_gym.html#workbench.act', 'agentrl/gym.py'),
                              'agentrl.gym.Workbench.edit': ('bugfix_gym.html#workbench.edit', 'agentrl/gym.py'),
                              'agentrl.gym.Workbench.open': ('bugfix_gym.html#workbench.open', 'agentrl/gym.py'),
+                             'agentrl.gym.anonymous': ('bugfix_gym.html#anonymous', 'agentrl/gym.py'),
                              'agentrl.gym.blind_player': ('bugfix_gym.html#blind_player', 'agentrl/gym.py'),
                              'agentrl.gym.call_text': ('bugfix_gym.html#call_text', 'agentrl/gym.py'),
                              'agentrl.gym.compact': ('bugfix_gym.html#compact', 'agentrl/gym.py'),

@@ -6,8 +6,9 @@
 __all__ = ['MINMAX', 'RANGE', 'COMPARE', 'ZERO', 'INIT', 'FAMILIES', 'EDIT_OPS', 'FIX_OPS', 'TOOLS', 'MESSAGES', 'REWARDS',
            'CALLS', 'PLAYERS', 'Task', 'variant', 'make_tasks', 'same_value', 'run_tests', 'swap_minmax',
            'fix_range_end', 'fix_comparison', 'guard_zero', 'fix_init', 'hardcode_tests', 'parse_call',
-           'compact_source', 'hidden_reward', 'public_reward', 'reward_function', 'Workbench', 'BugFixEnv', 'compact',
-           'outcomes', 'forget_replies', 'call_text', 'random_player', 'blind_player', 'oracle_player', 'play']
+           'compact_source', 'hidden_reward', 'public_reward', 'reward_function', 'Workbench', 'BugFixEnv', 'anonymous',
+           'compact', 'outcomes', 'forget_replies', 'call_text', 'random_player', 'blind_player', 'oracle_player',
+           'play']
 
 # %% ../nbs/04_bugfix_gym.ipynb #a54ae3d0
 #@save
@@ -311,7 +312,7 @@ def reward_function(reward):
         raise ValueError(f"reward is {reward!r}; it must be 'hidden', 'public' or a callable info -> float")
     return REWARDS[reward]
 
-# %% ../nbs/04_bugfix_gym.ipynb #20fed7de
+# %% ../nbs/04_bugfix_gym.ipynb #283de68d
 #@save
 class Workbench:
     """The source under repair, and what the tools do to it.
@@ -335,7 +336,7 @@ class Workbench:
         """The reply to a parsed call, and whether it submits."""
         match call:
             case ('read', None):
-                return compact(self.source), False
+                return compact(self.source, self.task.fn_name), False
             case ('test', None):
                 return '\n'.join(line for _, line in outcomes(self.source, self.task, 'public')), False
             case ('edit', op) if op in EDIT_OPS:
@@ -386,31 +387,43 @@ class BugFixEnv(Workbench):
         return {'task': self.task.name, 'actions': list(self.actions), 'ops': list(self.ops), 'edits': self.edits,
                 'n_turns': self.turn, 'submitted': submitted, **verdict}
 
-# %% ../nbs/04_bugfix_gym.ipynb #aa8d474e
+# %% ../nbs/04_bugfix_gym.ipynb #57ab5c53
 #@save
-@functools.lru_cache(maxsize=20_000)
-def compact(source):
-    """`compact_source`, remembered: the same source is read thousands of times."""
-    return compact_source(source)
+def anonymous(source, name):
+    """`source` with its function called '__fn__', and that name; both unchanged if `name` stands anywhere but once after `def`."""
+    head = f'def {name}('
+    if head in source and len(re.findall(rf'\b{name}\b', source)) == 1:
+        return source.replace(head, 'def __fn__(', 1), '__fn__'
+    return source, name
 
-# %% ../nbs/04_bugfix_gym.ipynb #9003d861
+# %% ../nbs/04_bugfix_gym.ipynb #832c7a10
+#@save
+_spelling = functools.lru_cache(maxsize=20_000)(compact_source)
+
+def compact(source, name):
+    """`compact_source`, remembered whatever the function is called: the same source is read thousands of times."""
+    source, now = anonymous(source, name)
+    return _spelling(source).replace(f'def {now} (', f'def {name} (', 1)
+
+# %% ../nbs/04_bugfix_gym.ipynb #7fc24e6f
 #@save
 _OUTCOMES = {}
 
 def outcomes(source, task, which):
-    """`run_tests` of `task`'s 'public' or 'hidden' tests on `source`, remembered by source, name and tests."""
+    """`run_tests` of `task`'s 'public' or 'hidden' tests on `source`, remembered by source and tests whatever the function is called."""
     tests = getattr(task, f'{which}_tests')
-    key = source, task.fn_name, id(tests)
+    source, name = anonymous(source, task.fn_name)
+    key = source, name, id(tests)
     if key not in _OUTCOMES:
         if len(_OUTCOMES) > 50_000: _OUTCOMES.clear()
-        _OUTCOMES[key] = tests, run_tests(source, tests, task.fn_name)     # `tests` is held, so that its id stays its own
+        _OUTCOMES[key] = tests, run_tests(source, tests, name)     # `tests` is held, so that its id stays its own
     return _OUTCOMES[key][1]
 
-# %% ../nbs/04_bugfix_gym.ipynb #35e30d8e
+# %% ../nbs/04_bugfix_gym.ipynb #e43234a6
 #@save
 def forget_replies():
     """Empties both memories, so that speed can be measured from a cold start."""
-    compact.cache_clear()
+    _spelling.cache_clear()
     _OUTCOMES.clear()
 
 # %% ../nbs/04_bugfix_gym.ipynb #899c020a
@@ -470,6 +483,6 @@ _defined_in = {
     'section 4.4 (nbs/04_bugfix_gym.ipynb#sec-edit-menu)': ['swap_minmax', 'fix_range_end', 'fix_comparison', 'guard_zero', 'fix_init', 'hardcode_tests', 'EDIT_OPS', 'FIX_OPS'],
     'section 4.5 (nbs/04_bugfix_gym.ipynb#sec-calls)': ['TOOLS', 'MESSAGES', 'parse_call', 'compact_source'],
     'section 4.6 (nbs/04_bugfix_gym.ipynb#sec-env)': ['hidden_reward', 'public_reward', 'REWARDS', 'reward_function', 'Workbench', 'BugFixEnv'],
-    'section 4.7 (nbs/04_bugfix_gym.ipynb#sec-reply-cache)': ['compact', 'outcomes', 'forget_replies'],
+    'section 4.7 (nbs/04_bugfix_gym.ipynb#sec-reply-cache)': ['anonymous', 'compact', 'outcomes', 'forget_replies'],
     'section 4.8 (nbs/04_bugfix_gym.ipynb#sec-players)': ['call_text', 'CALLS', 'random_player', 'blind_player', 'oracle_player', 'PLAYERS', 'play'],
 }
