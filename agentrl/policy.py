@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['rotary_table', 'rotate', 'Block', 'check_sizes', 'Decoder', 'TinyAgent', 'causal_attention', 'KVCache', 'extend',
            'attention_blocks', 'AttentionBlock', 'cached_attention', 'selected_log_probs', 'entropy_from_logits',
-           'entropy_of', 'masked_mean', 'check_temperature', 'sample_tokens']
+           'entropy_of', 'masked_mean', 'check_temperature', 'sample_tokens', 'check_filter', 'filter_logits']
 
 # %% ../nbs/03_policy.ipynb #f715b719
 #@save
@@ -324,12 +324,39 @@ def sample_tokens(logits, temperature, generator):
     ids = torch.searchsorted(cdf, u, right=True).clamp(max=logits.shape[-1] - 1) # first id whose cdf exceeds u
     return ids[:, 0], logp.gather(-1, ids)[:, 0], entropy_of(logp)
 
+# %% ../nbs/03_policy.ipynb #a914c036
+#@save
+def check_filter(vocab_size, top_k, top_p):
+    """Raises ValueError unless top_k is None or a whole number from 1 to V, and top_p None or a number in (0, 1]."""
+    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= vocab_size):
+        raise ValueError(f'top_k is {top_k!r}; it must be None or a whole number from 1 to V = {vocab_size}')
+    if top_p is not None and (isinstance(top_p, bool) or not isinstance(top_p, (int, float)) or not 0 < top_p <= 1):
+        raise ValueError(f'top_p is {top_p!r}; it must be None or a number above 0 and at most 1')
+
+# %% ../nbs/03_policy.ipynb #ca853b0e
+#@save
+def filter_logits(logits, top_k=None, top_p=None):
+    """Logits [..., V] with -inf at every token that top-k, and then top-p among what is left, leave out.
+
+    Divide by the temperature first. top_k: exactly that many of the likeliest tokens stay, ties go to smaller ids; top_p:
+    the smallest set of likeliest tokens whose probability reaches it stays, at least one. The kept logits are unchanged and
+    carry gradients. Raises ValueError for values out of range. Source for top-p: nucleus sampling, Holtzman et al., 2020.
+    """
+    check_filter(logits.shape[-1], top_k, top_p)
+    values, order = logits.sort(dim=-1, descending=True, stable=True)            # [..., V] each
+    drop = torch.arange(logits.shape[-1]) >= (top_k or logits.shape[-1])         # [V]
+    values = values.masked_fill(drop, float('-inf'))
+    if top_p is not None and top_p < 1:
+        reached = values.detach().double().softmax(-1).cumsum(-1)                # probability up to and with each token
+        values = values.masked_fill(F.pad(reached[..., :-1], (1, 0)) >= top_p, float('-inf'))
+    return torch.empty_like(values).scatter(-1, order, values)
+
 # %% auto #0
 _defined_in = {
-    'section 3.1 (nbs/03_policy.ipynb#sec-rotary)': ['rotary_table', 'rotate'],
-    'section 3.2 (nbs/03_policy.ipynb#sec-block)': ['Block'],
-    'section 3.3 (nbs/03_policy.ipynb#sec-tinyagent)': ['check_sizes', 'Decoder', 'TinyAgent', 'causal_attention'],
-    'section 3.4 (nbs/03_policy.ipynb#sec-kv-cache)': ['KVCache', 'extend', 'attention_blocks', 'AttentionBlock', 'cached_attention'],
-    'section 3.5 (nbs/03_policy.ipynb#sec-logprobs)': ['selected_log_probs', 'entropy_from_logits', 'entropy_of', 'masked_mean'],
-    'section 3.6 (nbs/03_policy.ipynb#sec-sampling)': ['check_temperature', 'sample_tokens'],
+    'section 3.2 (nbs/03_policy.ipynb#sec-rotary)': ['rotary_table', 'rotate'],
+    'section 3.3 (nbs/03_policy.ipynb#sec-block)': ['Block'],
+    'section 3.4 (nbs/03_policy.ipynb#sec-tinyagent)': ['check_sizes', 'Decoder', 'TinyAgent', 'causal_attention'],
+    'section 3.5 (nbs/03_policy.ipynb#sec-kv-cache)': ['KVCache', 'extend', 'attention_blocks', 'AttentionBlock', 'cached_attention'],
+    'section 3.6 (nbs/03_policy.ipynb#sec-logprobs)': ['selected_log_probs', 'entropy_from_logits', 'entropy_of', 'masked_mean'],
+    'section 3.7 (nbs/03_policy.ipynb#sec-sampling)': ['check_temperature', 'sample_tokens', 'check_filter', 'filter_logits'],
 }
