@@ -173,7 +173,7 @@ def make_tasks(split):
                  v['public'], v['hidden'], split)
             for family, spec in FAMILIES.items() for v in spec['variants'][members]]
 
-# %% ../nbs/04_bugfix_gym.ipynb #14df3a90
+# %% ../nbs/04_bugfix_gym.ipynb #3c43c46d
 #@save
 def same_value(got, expected):
     """True if `got` has exactly the type and value of `expected`, inside too: True is not 1, and 2.0 is not 2."""
@@ -181,9 +181,10 @@ def same_value(got, expected):
         return False
     if isinstance(got, (list, tuple)):
         return len(got) == len(expected) and all(map(same_value, got, expected))
-    if isinstance(got, (dict, set)):
+    if isinstance(got, (dict, set, frozenset)):
         typed = lambda keys: {(type(key), key) for key in keys}
-        return typed(got) == typed(expected) and (isinstance(got, set) or all(same_value(got[k], expected[k]) for k in got))
+        same_keys = typed(got) == typed(expected)
+        return same_keys and (not isinstance(got, dict) or all(same_value(got[key], expected[key]) for key in got))
     return got == expected
 
 # %% ../nbs/04_bugfix_gym.ipynb #fe1340dc
@@ -222,7 +223,7 @@ def refusal(source):
     faults = [(node.lineno, what) for node in nodes if (what := fault(node))]
     return 'line {} has {}'.format(*min(faults)) if faults else None
 
-# %% ../nbs/04_bugfix_gym.ipynb #6dec5362
+# %% ../nbs/04_bugfix_gym.ipynb #0e3cd792
 #@save
 MAX_STEPS = 100_000    # instructions of one test; also the longest `range`
 MAX_SIZE = 10_000      # items or characters of one variable, or bits of a number
@@ -236,6 +237,7 @@ def step_budget():
     left = MAX_STEPS
     def trace(frame, event, arg):
         nonlocal left
+        if frame.f_code.co_filename != '<task>': return None    # what the garbage collector calls, for one, is not traced
         left -= 1
         if left < 0: raise Stopped(f'stopped after {MAX_STEPS} steps')
         if event == 'call': frame.f_trace_opcodes = True        # a loop may stand on one line
@@ -256,7 +258,7 @@ def bounded_range(*args):
 
 _BUILTINS = {name: getattr(builtins, name) for name in ALLOWED_BUILTINS} | {'range': bounded_range, 'print': lambda *args, **options: None}
 
-# %% ../nbs/04_bugfix_gym.ipynb #22d82201
+# %% ../nbs/04_bugfix_gym.ipynb #ba2752f4
 #@save
 @functools.lru_cache(maxsize=20_000)
 def compiled_source(source):
@@ -264,7 +266,7 @@ def compiled_source(source):
     try:
         if why := refusal(source):
             return None, f' : load error, {why}; {_SANDBOX}'
-        return compile(source, '<source>', 'exec'), ''
+        return compile(source, '<task>', 'exec'), ''
     except Exception:                               # no Python, or too deep for the parser
         return None, ' : load error'
 
@@ -583,7 +585,7 @@ def play(env, task, calls):
         if done: break
     return prompt, turns, reward, info
 
-# %% ../nbs/04_bugfix_gym.ipynb #cdf33ac9
+# %% ../nbs/04_bugfix_gym.ipynb #a8bcf2b5
 #@save
 try:
     import gymnasium as _gymnasium
@@ -593,7 +595,8 @@ except ImportError:                         # nothing else in the library needs 
 def text_space(tasks):
     """A `gymnasium.spaces.Text` that holds every observation of `tasks`: printable ASCII, and what else the tasks contain."""
     texts = [task.issue + hardcode_tests(task.source, task.public_tests) for task in tasks]
-    return _gymnasium.spaces.Text(4 * max(map(len, texts)) + 1000, charset=frozenset(string.printable).union(*texts))
+    longest = 4 * max(map(len, texts)) + 200 * max(len(task.public_tests) for task in tasks)
+    return _gymnasium.spaces.Text(longest, charset=frozenset(string.printable).union(*texts))
 
 # %% ../nbs/04_bugfix_gym.ipynb #c5c4eb99
 #@save
