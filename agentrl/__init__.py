@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 # chapters, in order: written by the export
 from .plotting import *
 from .clamp import *
+from .mdp import *
 from .policy import *
 from .gym import *
 from .rollout import *

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['CHOICES', 'INTEGERS', 'NUMBERS', 'RL_BASE_KINDS', 'FN_NAMES', 'FIX_OP', 'NAMESAKES', 'CHANNELS', 'VARIANTS',
            'RLConfig', 'field_error', 'check_config', 'make_rl_base', 'EditBudgetEnv', 'make_env', 'randomize_names',
-           'sample_groups', 'episode_stats', 'behavior_stats', 'check_groups', 'compute_advantages', 'kl_penalty',
-           'policy_loss', 'norm_const', 'minibatch_loss', 'descend', 'check_update', 'rl_update', 'informative',
-           'sample_step', 'train_step', 'evaluate', 'sample_eval', 'TrainingRun', 'check_training', 'log_progress',
-           'train_rl', 'rename_probabilities', 'split_value', 'plan_value', 'channel_ceiling', 'gspo_policy_loss']
+           'sample_groups', 'episode_stats', 'behavior_stats', 'check_groups', 'shaped_rewards', 'compute_advantages',
+           'kl_penalty', 'policy_loss', 'norm_const', 'with_reference', 'entropy_at', 'minibatch_loss', 'descend',
+           'check_update', 'minibatch_rows', 'rl_update', 'informative', 'sample_step', 'train_step', 'evaluate',
+           'sample_eval', 'TrainingRun', 'check_training', 'log_progress', 'train_rl', 'rename_probabilities',
+           'split_value', 'plan_value', 'channel_ceiling', 'gspo_policy_loss']
 
-# %% ../nbs/09_grpo.ipynb #92a0fe91
+# %% ../nbs/09_grpo.ipynb #b9627af2
 #@save
 import functools, logging, os, random, re, tempfile, time
 from collections import Counter
@@ -20,12 +21,12 @@ import numpy as np
 import torch
 from .advantages import group_advantages, rloo_advantages
 from .gym import EDIT_OPS, BugFixEnv, make_tasks, outcomes, parse_call, reward_function
-from .policy import masked_mean
+from .policy import entropy_from_logits, masked_mean, selected_log_probs
 from .ppo import clipped_surrogate, check_policy_inputs, ppo_policy_loss, ratio_stats
-from .reinforce import LOSS_MODES, action_log_probs, aggregate_loss, make_base_agent
+from .reinforce import LOSS_MODES, action_log_probs, aggregate_loss, at_actions, make_base_agent
 from .rollout import MAX_CALL_TOKENS, collate, rollout_batch
 
-# %% ../nbs/09_grpo.ipynb #dea797f5
+# %% ../nbs/09_grpo.ipynb #a092e6f3
 #@save
 @dataclass(frozen=True)
 class RLConfig:
@@ -53,6 +54,9 @@ class RLConfig:
     minibatches: int = 2               # updates a pass
     max_grad_norm: float = 1.0
     seed: int = 0
+    kl_in: str = 'loss'                # where the KL penalty goes: 'loss', or 'reward' (chapter 10)
+    entropy_coef: float = 0.0          # weight of an entropy bonus in the loss (chapter 10)
+    target_kl: float | None = None     # stop a step's updates once approx_kl is above it; None: never (chapter 8)
 
     def __post_init__(self):
         for field in fields(self):                                              # a NumPy scalar counts as the value it holds
@@ -60,21 +64,22 @@ class RLConfig:
             if isinstance(value, np.generic): object.__setattr__(self, field.name, value.item())
         check_config(self)
 
-# %% ../nbs/09_grpo.ipynb #0a89993b
+# %% ../nbs/09_grpo.ipynb #104e2eb3
 #@save
 CHOICES = {'adv_mode': ('grpo', 'mean', 'rloo'), 'ratio_level': ('token', 'sequence'),
-           'loss_mode': LOSS_MODES, 'kl_kind': ('k1', 'k2', 'k3')}
+           'loss_mode': LOSS_MODES, 'kl_kind': ('k1', 'k2', 'k3'), 'kl_in': ('loss', 'reward')}
 INTEGERS = {'group_size': 1, 'prompts_per_step': 1, 'max_turns': 1, 'max_edits': 0, 'overlong_buffer': 0,
             'max_sample_rounds': 1, 'epochs': 1, 'minibatches': 1, 'seed': 0}             # name: least value
 NUMBERS = {'temperature': (0, False), 'clip_low': (0, True), 'clip_high': (0, True), 'norm_const': (0, False),
-           'kl_coef': (0, True), 'lr': (0, True), 'max_grad_norm': (0, False)}             # name: (bound, itself allowed)
+           'kl_coef': (0, True), 'lr': (0, True), 'max_grad_norm': (0, False), 'entropy_coef': (0, True),
+           'target_kl': (0, False)}                                                       # name: (bound, itself allowed)
 
-# %% ../nbs/09_grpo.ipynb #9d8ba0e1
+# %% ../nbs/09_grpo.ipynb #e7125d41
 #@save
 def field_error(name, value):
     """What is wrong with `value` for field `name` of RLConfig, as 'it must be ...'; None if nothing is."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300      # not nan
-    if value is None and name in ('max_edits', 'norm_const'):
+    if value is None and name in ('max_edits', 'norm_const', 'target_kl'):
         return None
     if name in CHOICES and not (isinstance(value, str) and value in CHOICES[name]):
         return f'it must be one of {CHOICES[name]}'
@@ -205,13 +210,14 @@ def check_groups(groups, group_size):
     if blocks.shape[1] != group_size or (blocks != blocks[:, :1]).any() or len(set(blocks[:, 0].tolist())) < len(blocks):
         raise ValueError(f'groups is {groups.tolist()}; the episodes of a group must be consecutive, group_size = {group_size} each')
 
-# %% ../nbs/09_grpo.ipynb #bad206df
+# %% ../nbs/09_grpo.ipynb #b2c832fb
 #@save
-def compute_advantages(batch, cfg):
-    """One advantage an episode, [B]: overlong shaping, then `cfg.adv_mode` within each group.
+def shaped_rewards(batch, cfg):
+    """Rewards [B] less what `cfg` takes off: overlong shaping, and a KL penalty with kl_in = 'reward'.
 
-    batch: of `collate`; its 'groups' must be consecutive (ValueError otherwise). With `overlong_buffer` L of T turns the
-    reward loses max(0, n - (T - L)) / L in an episode of n turns. Source: for the shaping DAPO, equation 13, in turns.
+    With `overlong_buffer` L of T turns an episode of n turns loses max(0, n - (T - L)) / L. The KL penalty is `kl_coef` times
+    the sum of `kl_penalty` over the episode's own tokens, a number without gradient. Raises ValueError where the batch
+    lacks 'n_turns' or 'ref_logps' for it. Source: for the shaping DAPO, equation 13, in turns.
     """
     rewards = batch['rewards']
     if cfg.overlong_buffer:
@@ -219,6 +225,21 @@ def compute_advantages(batch, cfg):
             raise ValueError(f"batch has no 'n_turns'; overlong_buffer = {cfg.overlong_buffer} needs the turns of each episode")
         over = batch['n_turns'] - (cfg.max_turns - cfg.overlong_buffer)
         rewards = rewards - over.clamp(min=0) / cfg.overlong_buffer
+    if cfg.kl_coef and cfg.kl_in == 'reward':
+        if 'ref_logps' not in batch:
+            raise ValueError("batch has no 'ref_logps'; kl_in = 'reward' needs those of a reference, see `with_reference`")
+        kl = kl_penalty(batch['sampler_logps'], batch['ref_logps'], cfg.kl_kind) * batch['action_mask']
+        rewards = rewards - cfg.kl_coef * kl.sum(1)
+    return rewards
+
+# %% ../nbs/09_grpo.ipynb #53b2817f
+#@save
+def compute_advantages(batch, cfg):
+    """One advantage an episode, [B]: `shaped_rewards`, then `cfg.adv_mode` within each group.
+
+    batch: of `collate`; its 'groups' must be consecutive (ValueError otherwise).
+    """
+    rewards = shaped_rewards(batch, cfg)
     if 'groups' in batch: check_groups(batch['groups'], cfg.group_size)
     if cfg.adv_mode == 'rloo':
         return rloo_advantages(rewards, cfg.group_size)
@@ -258,24 +279,43 @@ def norm_const(cfg, mask):
     """
     return cfg.norm_const or max(1, int(mask.any(-1).sum())) * cfg.max_turns * MAX_CALL_TOKENS
 
-# %% ../nbs/09_grpo.ipynb #eeeb785e
+# %% ../nbs/09_grpo.ipynb #7de82d12
 #@save
-def minibatch_loss(model, batch, rows, advantages, old_logp, ref_logp, cfg):
+def with_reference(batch, ref_model, cfg):
+    """`batch` with 'ref_logps' [B, T-1], those of `ref_model` at the sampling temperature; as it is without a model."""
+    if ref_model is None or 'ref_logps' in batch:
+        return batch
+    with torch.no_grad():
+        return {**batch, 'ref_logps': action_log_probs(ref_model, batch['ids'], batch['action_mask'], cfg.temperature)}
+
+# %% ../nbs/09_grpo.ipynb #46e0d70c
+#@save
+def entropy_at(logits, ids):
+    """Entropy in nats at each of n places, [n, V] -> [n]; `ids`, the tokens written there, don't matter."""
+    return entropy_from_logits(logits)
+
+# %% ../nbs/09_grpo.ipynb #65772969
+#@save
+def minibatch_loss(model, batch, rows, advantages, cfg):
     """Loss and stats of the episodes `rows` [b]; skips what can't change the gradient.
 
-    Without a KL term a row of advantage 0 adds exactly nothing to it. Its log-probs are left at their old values instead of
-    being computed again; it still counts in the average.
+    Without a KL or entropy term a row of advantage 0 adds exactly nothing to it. Its log-probs are left at their old values
+    instead of being computed again; it still counts in the average.
     """
-    mask, old, adv = batch['action_mask'][rows], old_logp[rows], advantages[rows]
-    logp, live = old, adv != 0 if ref_logp is None else torch.ones_like(adv, dtype=torch.bool)
+    mask, old, adv = batch['action_mask'][rows], batch['sampler_logps'][rows], advantages[rows]
+    ref = batch['ref_logps'][rows] if 'ref_logps' in batch else None
+    live = (adv != 0) | (ref is not None or cfg.entropy_coef > 0)                # [b]
+    logp, entropy = old, []
     if live.any():
-        new = action_log_probs(model, batch['ids'][rows[live]], mask[live], cfg.temperature)
-        logp = old.index_put((live.nonzero()[:, 0],), new)
+        fns = (selected_log_probs, entropy_at) if cfg.entropy_coef else (selected_log_probs,)
+        new = at_actions(model, batch['ids'][rows[live]], mask[live], fns, cfg.temperature)
+        logp, *entropy = [old.index_put((live.nonzero()[:, 0],), x) for x in new]
     loss, stats = policy_loss(logp, old, adv, mask, cfg)
-    if ref_logp is not None:
-        kl = aggregate_loss(kl_penalty(logp, ref_logp[rows], cfg.kl_kind), mask, cfg.loss_mode, norm_const(cfg, mask))
-        loss = loss + cfg.kl_coef * kl
-        stats['kl_ref'] = masked_mean(kl_penalty(logp.detach(), ref_logp[rows], 'k3'), mask).item()
+    average = lambda x: aggregate_loss(x, mask, cfg.loss_mode, norm_const(cfg, mask))
+    if entropy: loss = loss - cfg.entropy_coef * average(entropy[0])
+    if ref is not None:
+        if cfg.kl_in == 'loss': loss = loss + cfg.kl_coef * average(kl_penalty(logp, ref, cfg.kl_kind))
+        stats['kl_ref'] = masked_mean(kl_penalty(logp.detach(), ref, 'k3'), mask).item()
     return loss, stats
 
 # %% ../nbs/09_grpo.ipynb #5d75f002
@@ -293,7 +333,7 @@ def descend(model, optimizer, loss, max_grad_norm):
     optimizer.step()
     return norm.item()
 
-# %% ../nbs/09_grpo.ipynb #408a5cc3
+# %% ../nbs/09_grpo.ipynb #e83ac9f6
 #@save
 def check_update(batch, advantages, cfg, ref_model):
     """Raises ValueError where an update's inputs don't fit together, before any work."""
@@ -304,32 +344,35 @@ def check_update(batch, advantages, cfg, ref_model):
                          f"{tuple(batch['ids'][:, 1:].shape)}")
     if cfg.minibatches > len(advantages):
         raise ValueError(f'minibatches is {cfg.minibatches}; it must be at most the number of episodes, {len(advantages)}')
-    if cfg.kl_coef > 0 and ref_model is None:
+    if cfg.kl_coef > 0 and ref_model is None and 'ref_logps' not in batch:
         raise ValueError(f'ref_model is None; kl_coef = {cfg.kl_coef} needs a reference model')
 
-# %% ../nbs/09_grpo.ipynb #5624d1c8
+# %% ../nbs/09_grpo.ipynb #b2bddb8f
+#@save
+def minibatch_rows(n, cfg, generator=None):
+    """Yields the rows of each minibatch of each epoch, as index tensors; `generator` shuffles the n rows anew each epoch."""
+    for _ in range(cfg.epochs):
+        order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
+        yield from order.tensor_split(cfg.minibatches)
+
+# %% ../nbs/09_grpo.ipynb #45ace3e3
 #@save
 def rl_update(model, optimizer, batch, advantages, cfg, ref_model=None, generator=None):
     """`epochs` x `minibatches` clipped steps on one batch of `collate` -> mean stats of the steps.
 
     Old log-probs are the sampler's, at its temperature; those of `ref_model` are computed once. Both stay fixed.
     advantages: [B]; generator: shuffles the rows, None keeps their order. Stats: those of `policy_loss`, `entropy` (nats a
-    policy token, when sampled), `grad_norm` (before clipping), and `kl_ref` with a reference. Raises ValueError where
-    `kl_coef` is above 0 and there is no reference, or advantages do not fit.
+    policy token, when sampled), `grad_norm` (before clipping), `updates` (steps taken, fewer where `target_kl` ended them), and
+    `kl_ref` with a reference. Raises ValueError where `kl_coef` is above 0 and there is no reference, or advantages do not fit.
     """
     check_update(batch, advantages, cfg, ref_model)
-    mask, n = batch['action_mask'], len(advantages)
-    ref_logp = None
-    if ref_model is not None:
-        with torch.no_grad(): ref_logp = action_log_probs(ref_model, batch['ids'], mask, cfg.temperature)
-    records = []
-    for _ in range(cfg.epochs):
-        order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
-        for rows in order.tensor_split(cfg.minibatches):
-            loss, stats = minibatch_loss(model, batch, rows, advantages, batch['sampler_logps'], ref_logp, cfg)
-            records.append({**stats, 'grad_norm': descend(model, optimizer, loss, cfg.max_grad_norm)})
+    batch, records = with_reference(batch, ref_model, cfg), []
+    for rows in minibatch_rows(len(advantages), cfg, generator):
+        loss, stats = minibatch_loss(model, batch, rows, advantages, cfg)
+        if records and cfg.target_kl is not None and stats['approx_kl'] > cfg.target_kl: break
+        records.append({**stats, 'grad_norm': descend(model, optimizer, loss, cfg.max_grad_norm)})
     means = {key: sum(r[key] for r in records) / len(records) for key in records[0]}
-    return {**means, 'entropy': masked_mean(batch['entropies'], mask).item()}
+    return {**means, 'updates': float(len(records)), 'entropy': masked_mean(batch['entropies'], batch['action_mask']).item()}
 
 # %% ../nbs/09_grpo.ipynb #e4819e85
 #@save
@@ -359,7 +402,7 @@ def sample_step(model, env_factory, tasks, tok, cfg, generator):
         if len(kept) >= cfg.prompts_per_step * cfg.group_size: break
     return kept[:cfg.prompts_per_step * cfg.group_size], sampled
 
-# %% ../nbs/09_grpo.ipynb #e56baf09
+# %% ../nbs/09_grpo.ipynb #30b8f8a2
 #@save
 def train_step(model, optimizer, tasks, tok, cfg, generator, env_factory=make_env, ref_model=None):
     """Samples, scores and updates once -> the step's record (see `train_rl`). Nothing kept: no update, and it says so."""
@@ -368,7 +411,7 @@ def train_step(model, optimizer, tasks, tok, cfg, generator, env_factory=make_en
     record = {'n_episodes': len(sampled), 'zero_adv_frac': 1 - len(informative(sampled, cfg.group_size)) / groups,
               'updated': bool(kept), **behavior_stats(sampled)}
     if kept:
-        batch = collate(kept, tok.pad_id)
+        batch = with_reference(collate(kept, tok.pad_id), ref_model, cfg)
         advantages = compute_advantages(batch, cfg)
         cfg_now = replace(cfg, minibatches=min(cfg.minibatches, len(kept)))
         record |= rl_update(model, optimizer, batch, advantages, cfg_now, ref_model, generator)
@@ -576,7 +619,7 @@ VARIANTS = {
 # %% auto #0
 _defined_in = {
     'section 9.1 (nbs/09_grpo.ipynb#sec-grpo-published)': ['RLConfig', 'CHOICES', 'INTEGERS', 'NUMBERS', 'field_error', 'check_config'],
-    'section 9.2 (nbs/09_grpo.ipynb#sec-grpo-loop)': ['RL_BASE_KINDS', 'make_rl_base', 'EditBudgetEnv', 'make_env', 'FN_NAMES', 'FIX_OP', 'NAMESAKES', 'randomize_names', 'sample_groups', 'episode_stats', 'behavior_stats', 'check_groups', 'compute_advantages', 'kl_penalty', 'policy_loss', 'norm_const', 'minibatch_loss', 'descend', 'check_update', 'rl_update', 'informative', 'sample_step', 'train_step', 'evaluate', 'sample_eval', 'TrainingRun', 'check_training', 'log_progress', 'train_rl'],
+    'section 9.2 (nbs/09_grpo.ipynb#sec-grpo-loop)': ['RL_BASE_KINDS', 'make_rl_base', 'EditBudgetEnv', 'make_env', 'FN_NAMES', 'FIX_OP', 'NAMESAKES', 'randomize_names', 'sample_groups', 'episode_stats', 'behavior_stats', 'check_groups', 'shaped_rewards', 'compute_advantages', 'kl_penalty', 'policy_loss', 'norm_const', 'with_reference', 'entropy_at', 'minibatch_loss', 'descend', 'check_update', 'minibatch_rows', 'rl_update', 'informative', 'sample_step', 'train_step', 'evaluate', 'sample_eval', 'TrainingRun', 'check_training', 'log_progress', 'train_rl'],
     'section 9.4 (nbs/09_grpo.ipynb#sec-grpo-shortcuts)': ['rename_probabilities', 'split_value', 'plan_value', 'CHANNELS', 'channel_ceiling'],
     'section 9.5 (nbs/09_grpo.ipynb#sec-variants)': ['gspo_policy_loss', 'VARIANTS'],
 }

@@ -106,7 +106,7 @@ UPDATES = {
     'plain: old log-probs anew, head everywhere': lambda *a: naive.update(*a[:5], None, a[5]),
     "+ the sampler's log-probs": lambda *a: naive.update(*a[:5], None, a[5], old=a[2]['sampler_logps']),
     '+ head where the policy acts': lambda *a: naive.update(*a[:5], None, a[5], a[2]['sampler_logps'], by_chunk(None)),
-    '+ length-sorted chunks': lambda *a: naive.update(*a[:5], None, a[5], a[2]['sampler_logps'], by_chunk(16)),
+    '+ length-sorted chunks': lambda *a: naive.update(*a[:5], None, a[5], a[2]['sampler_logps'], by_chunk(8)),
     '+ zero-advantage rows skipped (the library)': lambda *a: arl.rl_update(*a[:5], None, a[5]),
 }
 

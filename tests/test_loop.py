@@ -8,6 +8,8 @@ import dataclasses
 import inspect
 import logging
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -39,18 +41,20 @@ DEFAULTS = {
     "dynamic_sampling": False, "max_sample_rounds": 4, "ratio_level": "token", "clip_low": 0.2,
     "clip_high": 0.2, "loss_mode": "token_mean", "norm_const": None, "kl_coef": 0.0,
     "kl_kind": "k3", "lr": 1e-3, "epochs": 1, "minibatches": 2, "max_grad_norm": 1.0, "seed": 0,
+    "kl_in": "loss", "entropy_coef": 0.0, "target_kl": None,
 }  # fmt: skip
 
 AT_LEAST_1 = ["group_size", "prompts_per_step", "max_turns", "max_sample_rounds", "epochs", "minibatches"]
 AT_LEAST_0 = ["max_edits", "overlong_buffer", "seed"]
-ABOVE_0 = ["temperature", "max_grad_norm", "norm_const"]
-NOT_NEGATIVE = ["clip_low", "clip_high", "kl_coef", "lr"]
+ABOVE_0 = ["temperature", "max_grad_norm", "norm_const", "target_kl"]
+NOT_NEGATIVE = ["clip_low", "clip_high", "kl_coef", "lr", "entropy_coef"]
 SWITCHES = ["rename", "dynamic_sampling"]
 CHOICES = {
     "adv_mode": ("grpo", "mean", "rloo"),
     "ratio_level": ("token", "sequence"),
     "loss_mode": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"),
     "kl_kind": ("k1", "k2", "k3"),
+    "kl_in": ("loss", "reward"),
 }
 STRANGE = [NAN, INF, -INF, "1", "", [], [1], {}, b"1", 1j, object, torch.tensor([1.0, 2.0])]
 
@@ -64,7 +68,7 @@ def wrong_values():
         for value in [-1, 0.0, 1.5, True, False, *STRANGE, *([] if name == "max_edits" else [None])]:
             yield name, value, ["whole number of at least 0"]
     for name in ABOVE_0:
-        for value in [0, 0.0, -0.1, True, 10**400, *STRANGE, *([] if name == "norm_const" else [None])]:
+        for value in [0, 0.0, -0.1, True, 10**400, *STRANGE, *([] if name in ("norm_const", "target_kl") else [None])]:
             yield name, value, ["finite number above 0"]
     for name in NOT_NEGATIVE:
         for value in [-0.1, -1, True, None, 10**400, *STRANGE]:
@@ -403,6 +407,74 @@ def test_kl_is_reported_without_being_followed_at_coefficient_zero():
     assert same["kl_ref"] == pytest.approx(0, abs=1e-6)
 
 
+def test_an_entropy_bonus_raises_the_entropy_also_where_no_reward_differs():
+    """Row 20: the bonus has a gradient, and it is that of the mean entropy of the policy's own tokens."""
+    cfg = arl.RLConfig(group_size=4, minibatches=1, entropy_coef=0.1, lr=1e-3)
+    plain, _ = updated(arl.rl_update, replace(cfg, entropy_coef=0.0), torch.zeros(16), steps=1)
+    assert distance(plain, agent()) == 0
+    batch, sgd, model = batch_of(sampled(1)), torch.optim.SGD, agent()
+    mask = batch["action_mask"]
+
+    def mean_entropy(model):
+        return arl.masked_mean(arl.entropy_from_logits(model(batch["ids"])[:, :-1]), mask)
+
+    gradient = torch.autograd.grad(mean_entropy(model), model.parameters())
+    wide = replace(cfg, max_grad_norm=1e9, lr=1.0)
+    moved, _ = updated(arl.rl_update, wide, torch.zeros(16), steps=1, optimizer=sgd)
+    for p, q, g in zip(moved.parameters(), model.parameters(), gradient, strict=True):
+        assert torch.allclose(p - q, cfg.entropy_coef * g, rtol=1e-3, atol=1e-6)
+    before = mean_entropy(model).item()
+    model, _ = updated(arl.rl_update, cfg, torch.zeros(16), steps=10)
+    assert mean_entropy(model).item() > before + 0.01
+
+
+def test_more_padding_changes_no_entropy():
+    """Row 20: entropies are those of the policy's tokens, whatever stands behind them, and never negative."""
+    batch, model = batch_of(sampled(1)), agent()
+    longer = {k: torch.nn.functional.pad(v, (0, 7)) if v.dim() == 2 else v for k, v in batch.items()}
+    values = []
+    for b in (batch, longer):
+        (h,) = arl.at_actions(model, b["ids"], b["action_mask"], (arl.entropy_at,))
+        assert h.min() >= 0 and (h * (1 - b["action_mask"]) == 0).all()
+        values.append(arl.masked_mean(h, b["action_mask"]).item())
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_kl_in_the_reward_is_taken_off_it_and_not_in_the_loss(kind):
+    cfg = arl.RLConfig(group_size=4, kl_coef=0.3, kl_kind=kind, kl_in="reward", adv_mode="mean")
+    reference = fresh_agent(seed=5)
+    batch = arl.grpo.with_reference(batch_of(sampled(1)), reference, cfg)
+    penalty = arl.kl_penalty(batch["sampler_logps"], batch["ref_logps"], kind)
+    want = batch["rewards"] - 0.3 * torch.stack([p[m.bool()].sum() for p, m in zip(penalty, batch["action_mask"])])
+    assert torch.allclose(arl.shaped_rewards(batch, cfg), want, atol=1e-5)
+    assert torch.allclose(arl.compute_advantages(batch, cfg), arl.group_advantages(want, 4, False), atol=1e-5)
+    _, stats = updated(arl.rl_update, replace(cfg, kl_in="loss"), torch.zeros(16), steps=1, ref_model=reference)
+    model, same = updated(arl.rl_update, cfg, torch.zeros(16), steps=1, ref_model=reference)
+    assert same["grad_norm"] == 0 and distance(model, agent()) == 0
+    assert same["kl_ref"] > 0 and (stats["grad_norm"] > 0 or kind == "k1")
+
+
+def test_kl_in_the_reward_without_a_reference_is_refused():
+    cfg = arl.RLConfig(group_size=4, kl_coef=0.3, kl_in="reward")
+    with pytest.raises(ValueError, match="ref_logps"):
+        arl.compute_advantages(batch_of(sampled(1)), cfg)
+    with pytest.raises(ValueError, match="ref_model is None"):
+        updated(arl.rl_update, cfg, signal(16), steps=1)
+
+
+def test_updates_stop_once_the_policy_has_moved_past_the_target():
+    cfg = arl.RLConfig(group_size=4, epochs=5, minibatches=2, lr=0.01)
+    _, free = updated(arl.rl_update, cfg, signal(16), steps=1)
+    assert free["updates"] == 10
+    _, stopped = updated(arl.rl_update, replace(cfg, target_kl=free["approx_kl"] / 4), signal(16), steps=1)
+    assert 1 <= stopped["updates"] < 10 and stopped["approx_kl"] < free["approx_kl"]
+    _, never = updated(arl.rl_update, replace(cfg, target_kl=1e6), signal(16), steps=1)
+    assert never == free
+    _, once = updated(arl.rl_update, replace(cfg, target_kl=1e-12), signal(16), steps=1)
+    assert once["updates"] == 1
+
+
 @pytest.mark.parametrize("epochs, minibatches", [(1, 1), (1, 3), (2, 2), (3, 16)])
 def test_an_update_makes_epochs_times_minibatches_steps_over_all_rows(monkeypatch, epochs, minibatches):
     seen = []
@@ -436,7 +508,7 @@ def test_the_gradient_is_clipped_to_its_greatest_norm(norm):
 
 
 def test_stats_of_an_update_are_floats_with_fixed_names():
-    keys = {"clip_frac", "approx_kl", "ratio_min", "ratio_max", "entropy", "grad_norm"}
+    keys = {"clip_frac", "approx_kl", "ratio_min", "ratio_max", "entropy", "grad_norm", "updates"}
     cfg = arl.RLConfig(group_size=4)
     _, stats = updated(arl.rl_update, cfg, signal(16), steps=1)
     assert set(stats) == keys and all(type(v) is float for v in stats.values())
@@ -634,7 +706,7 @@ def test_history_has_one_record_a_step_with_the_promised_keys():
     always = {
         "step", "n_episodes", "zero_adv_frac", "updated", "pass_rate", "reward", "reads", "tests",
         "edits", "first_edit_right", "turns", "length", "clip_frac", "approx_kl", "ratio_min",
-        "ratio_max", "entropy", "grad_norm",
+        "ratio_max", "entropy", "grad_norm", "updates",
     }  # fmt: skip
     assert [r["step"] for r in history] == [1, 2, 3, 4]
     for record in history:
@@ -952,7 +1024,7 @@ def test_base_agents_are_trained_once_and_read_back(quick_imitation, tmp_path):
     first = arl.make_base_agent(tok, 5, ("blind",))
     again = arl.make_base_agent(tok, 5, ("blind",))
     assert quick_imitation == [(5, ("blind",))] and distance(first, again) == 0
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert len(list((tmp_path / "cache").glob("*.pt"))) == 1
     again.embed.weight.data.zero_()
     assert distance(first, arl.make_base_agent(tok, 5, ("blind",))) == 0
     arl.make_base_agent(tok, 6, ("blind",))
@@ -963,7 +1035,7 @@ def test_base_agents_are_trained_once_and_read_back(quick_imitation, tmp_path):
 def test_a_broken_cache_file_is_made_anew(quick_imitation, tmp_path):
     tok = tokenizer()
     first = arl.make_base_agent(tok, 5, ("blind",))
-    (path,) = (tmp_path / "cache").iterdir()
+    (path,) = (tmp_path / "cache").glob("*.pt")
     for junk in (b"", b"half a file", path.read_bytes()[:1000]):
         path.write_bytes(junk)
         assert distance(first, arl.make_base_agent(tok, 5, ("blind",))) == 0
@@ -981,6 +1053,20 @@ def test_the_cache_can_be_bypassed_or_missing(quick_imitation, tmp_path, monkeyp
     blocked.write_text("")
     monkeypatch.setenv("AGENTRL_CACHE", str(blocked))
     assert distance(a, arl.make_base_agent(tok, 5, ("blind",))) == 0
+
+
+def test_of_those_that_want_the_same_weights_one_trains_and_the_others_wait(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path / "cache"))
+    model, trained = fresh_agent(seed=4), []
+
+    def train():
+        trained.append(time.sleep(0.3))
+        return model
+
+    with ThreadPoolExecutor(4) as pool:
+        kept = list(pool.map(lambda _: arl.cached_weights("key", train), range(4)))
+    assert len(trained) == 1
+    assert all(distance(weights(model), other) == 0 for other in kept)
 
 
 def test_the_rl_base_is_four_random_four_blind_and_one_oracle_set(quick_imitation):
