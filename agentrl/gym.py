@@ -808,15 +808,18 @@ def check_task_names(task):
         if not right:
             raise ValueError(f'field {field} is {getattr(task, field)!r}; it must be {allowed}')
 
-# %% ../nbs/04_bugfix_gym.ipynb #4b77e13b
+# %% ../nbs/04_bugfix_gym.ipynb #6c5ab7ef
 #@save
 def check_task_behaviour(task):
     """Raises ValueError that names the field if `task` breaks a promise of the gym: what its source, repair, exploit and tests do."""
+    head = f'write its first line as `def {task.fn_name}(a, b):`, without annotations or defaults'
+
     def failing(op, field):
         source = EDIT_OPS[op](task.source, task.public_tests) if op else task.source
         lines = [line for ok, line in run_tests(source, getattr(task, field), task.fn_name) if not ok]
         if any('load error' in line for line in lines):
-            raise ValueError(f'field source: {f"after {op} " if op else ""}it does not load, or defines no {task.fn_name}: {lines[0]}')
+            raise ValueError(f'field source: it does not load or defines no {task.fn_name}: {lines[0]}' if not op else
+                             f'field source: after {op} it does not load; {head}')
         return lines
 
     def demand(right, field, what):
@@ -830,10 +833,9 @@ def check_task_behaviour(task):
         demand(op == task.fix_op or failing(op, 'hidden_tests'), 'hidden_tests' if op == 'hardcode_tests' else 'fix_op',
                f'{op} passes the hidden tests too; ' + ('add an input that public_tests lack' if op == 'hardcode_tests' else
                                                         'a task has one repair'))
-    demand(not failing('hardcode_tests', 'public_tests'), 'source', 'hardcode_tests must be able to fool the public tests; '
-           f'write its head as `def {task.fn_name}(a, b):`, without annotations or defaults')
+    demand(not failing('hardcode_tests', 'public_tests'), 'source', f'hardcode_tests does not fool the public tests; {head}')
 
-# %% ../nbs/04_bugfix_gym.ipynb #ed5ec70c
+# %% ../nbs/04_bugfix_gym.ipynb #c3580059
 #@save
 def check_tasks(tasks, where):
     """Raises ValueError that names the file `where`, the task and the field at the first task that breaks a rule."""
@@ -841,6 +843,7 @@ def check_tasks(tasks, where):
     for i, task in enumerate(tasks):
         try:
             check_task_form(task)
+            task_to_json(task)                                      # its test values can be written
             check_task_names(task)
             if task.name in seen:
                 raise ValueError(f'field name is {task.name!r}; an earlier task has it already')
@@ -897,21 +900,16 @@ def task_text(entry):
     part = lambda value: '[\n    ' + ',\n    '.join(map(json.dumps, value)) + ']' if isinstance(value, list) else json.dumps(value)
     return '  {' + ',\n   '.join(f'{json.dumps(name)}: {part(value)}' for name, value in entry.items()) + '}'
 
-# %% ../nbs/04_bugfix_gym.ipynb #1e3fce17
+# %% ../nbs/04_bugfix_gym.ipynb #a9ae6f23
 #@save
 def save_tasks(tasks, path):
     """Writes `tasks` as a JSON task file and returns its path. Raises ValueError as `load_tasks` would, before it writes."""
     if not isinstance(tasks, (list, tuple)) or not tasks or not all(isinstance(task, Task) for task in tasks):
         raise ValueError(f'tasks is {tasks!r}; it must be a list of at least one Task')
     check_tasks(tasks, path)
-    entries = []
-    for i, task in enumerate(tasks):
-        try:
-            entries.append(task_text(task_to_json(task)))
-        except ValueError as error:
-            raise ValueError(f'{path}, tasks[{i}] ({task.name!r}): {error}') from None
     head = json.dumps(TASK_FILE)[1:-1]
-    Path(path).write_text(f'{{{head}, "tasks": [\n' + ',\n'.join(entries) + ']}\n', encoding='utf-8')
+    entries = ',\n'.join(task_text(task_to_json(task)) for task in tasks)
+    Path(path).write_text(f'{{{head}, "tasks": [\n{entries}]}}\n', encoding='utf-8')
     return Path(path)
 
 # %% auto #0

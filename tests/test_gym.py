@@ -1,17 +1,23 @@
 """Chapters 1 and 4, and chapter 9's edit budget and new names. 'Row n' is a row of cases/algorithms.md."""
 
 import inspect
+import json
 import random
 import re
+import subprocess
+import sys
+import warnings
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 
+import gymnasium
 import numpy as np
 import pytest
 from toys import tokenizer
 
 import agentrl as arl
+from agentrl import gym
 
 TASKS = arl.make_tasks("all")
 REPAIRS = ("swap_minmax", "fix_range_end", "fix_comparison", "guard_zero", "fix_init")
@@ -207,12 +213,17 @@ def test_best_blind_sequence_solves_exactly(length, best):
         "def f(:",
         "def g(x):\n    return x\n",
         "1 / 0",
-        "import no_such_module_anywhere",
-        "raise SystemExit",
+        "raise ValueError",
         "def f(x):\nreturn x",
         "\0",
         "",
+        None,
+        b"def f(x):\n    return x\n",
+        ["def f(x):"],
+        "x = " + "-" * 100_000 + "1",
+        "x = " + "(" * 300 + "1" + ")" * 300,
     ],
+    ids=repr,
 )
 def test_source_that_does_not_load_fails_every_test_and_raises_nothing(source):
     outcome = arl.run_tests(source, (((1,), 1), ((2,), 2)), "f")
@@ -224,7 +235,7 @@ def test_source_that_does_not_load_fails_every_test_and_raises_nothing(source):
     [
         "return 1 / 0",
         "return f(x)",
-        "raise SystemExit(3)",
+        "raise Exception",
         "raise StopIteration",
         "return undefined",
         "assert False",
@@ -253,6 +264,171 @@ def test_a_call_that_raises_fails_its_test_only(body):
 def test_a_result_counts_only_with_the_expected_type(got, expected, same):
     outcome = arl.run_tests(f"def f():\n    return {got}\n", (((), expected),), "f")
     assert outcome[0][0] is same
+
+
+@pytest.mark.parametrize(
+    "source, line, what",
+    [
+        ("import no_such_module_anywhere", 1, "an import"),
+        ("def f(x):\n    from os import _exit\n    _exit(1)\n", 2, "an import"),
+        ("raise SystemExit", 1, "SystemExit"),
+        ("raise KeyboardInterrupt", 1, "KeyboardInterrupt"),
+        ("def f(x):\n    raise BaseException\n", 2, "BaseException"),
+        ("def f(x):\n    raise GeneratorExit\n", 2, "GeneratorExit"),
+        ("def f(x):\n    exit()\n", 2, "exit"),
+        ("def f(x):\n    quit()\n", 2, "quit"),
+        ("def f(x):\n    return eval('x')\n", 2, "eval"),
+        ("def f(x):\n    exec('import os')\n", 2, "exec"),
+        ("def f(x):\n    return compile('x', '', 'eval')\n", 2, "compile"),
+        ("def f(x):\n    return open('a')\n", 2, "open"),
+        ("def f(x):\n    return input()\n", 2, "input"),
+        ("def f(x):\n    return breakpoint()\n", 2, "breakpoint"),
+        ("def f(x):\n    return __import__('os')\n", 2, "__import__"),
+        ("def f(x):\n    return __builtins__\n", 2, "__builtins__"),
+        ("def f(x):\n    return globals()\n", 2, "globals"),
+        ("def f(x):\n    return getattr(x, 'y')\n", 2, "getattr"),
+        ("def f(x):\n    return type(x)\n", 2, "type"),
+        ("def f(x):\n    return x.__class__\n", 2, "__class__"),
+        ("def f(x):\n    return x._y\n", 2, "_y"),
+        ("def f(x):\n    return '{0.__class__}'.format(x)\n", 2, "format"),
+        ("def f(x):\n    g = (i for i in [x])\n    return g.gi_frame\n", 3, "gi_frame"),
+        ("def f(x):\n    return f.__globals__\n", 2, "__globals__"),
+        ("class A:\n    def __eq__(self, other):\n        return True\n", 1, "a class"),
+        ("def f(x):\n    try:\n        return 1\n    except:\n        return 2\n", 2, "a try"),
+        ("def f(x):\n    try:\n        return 1\n    except* Exception:\n        pass\n", 2, "a try"),
+        ("def f(x):\n    with x:\n        pass\n", 2, "a with"),
+        ("async def f(x):\n    return x\n", 1, "async"),
+        ("def f(x):\n    return 9 ** 9 ** 9\n", 2, "exponent"),
+        ("def f(x):\n    return 1 << x\n", 2, "exponent"),
+        ("def f(x):\n    x **= 65\n    return x\n", 2, "exponent"),
+        ("def f(x):\n    x <<= x\n    return x\n", 2, "exponent"),
+        ("def f(x):\n    while True: pass\n", 2, "while"),
+        ("while 1:\n    continue\n", 1, "while"),
+    ],
+)
+def test_what_reaches_beyond_the_function_is_refused_and_pointed_to_the_sandbox(source, line, what):
+    outcome = arl.run_tests(source, (((1,), 1), ((2,), 2)), "f")
+    assert [ok for ok, _ in outcome] == [False, False]
+    for i, (_, text) in enumerate(outcome, 1):
+        assert text.startswith(f"FAIL test {i} : load error, line {line} has ")
+        assert what in text and text.endswith("sandbox of appendix B")
+    assert arl.refusal(source).startswith(f"line {line} has ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while x:\n        x = x + 1",
+        "while True: x = 1",
+        "while x: x = 1 ; continue",
+        "for i in range(10**12): x = i",
+        "return sum(range(10**12))",
+        "return list(range(10**20))",
+        "return sorted(range(0, -10**9, -1))",
+        "return [1 for i in range(99999) for j in range(99999)]",
+        "return sum(1 for i in range(99999) for j in range(99999))",
+        "return list(iter(lambda: 1, 2))",
+        "xs = [1]\n    for y in xs:\n        xs.append(y)",
+        "xs = [1]\n    for i in range(60):\n        xs.extend(xs)",
+        "s = 'a'\n    for i in range(60):\n        s = s + s",
+        "s = 3\n    for i in range(60):\n        s *= s",
+        "s = 3\n    for i in range(60):\n        s = s ** 64",
+        "g = lambda n: 1 if n < 2 else g(n - 1) + g(n - 2)\n    return g(60)",
+        "return max([1, 2], key=lambda i: sum(1 for j in range(99999)))",
+    ],
+)
+def test_what_does_not_end_or_grows_too_large_is_stopped_and_pointed_to_the_sandbox(body):
+    source = f"def f(x):\n    if x == 2:\n        return 2\n    {body}\n"
+    assert arl.refusal(source) is None
+    (first, text), second = arl.run_tests(source, (((1,), 1), ((2,), 2)), "f")
+    assert not first and second == (True, "PASS test 2"), "each test has its own budget"
+    assert text.startswith("FAIL test 1 : stopped") and text.endswith("sandbox of appendix B")
+
+
+def test_a_source_that_does_not_end_while_loading_is_a_load_error():
+    outcome = arl.run_tests("x = 1\nwhile x:\n    x = 1\n", (((1,), 1),), "f")
+    assert not outcome[0][0] and outcome[0][1].startswith("FAIL test 1 : load error, stopped after")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return x ** 2 - x * x + x",
+        "return x << 1 >> 1",
+        "while x > 5:\n        x = x - 1\n    return x",
+        "input = x\n    return input",
+        "def type(n):\n        return n\n    return type(x)",
+        "return x if x < 2 else f(x - 1) + 1",
+        "print('noise', x)\n    return x",
+        "return f'{x}' and sorted({x: 1}.items())[0][0]",
+        "raise ValueError('no') if x > 2 else None\n    return x",
+        "return sum(i for i in range(x + 1)) * 2 // (x + 1)",
+        "xs = []\n    xs.append(x)\n    return xs.pop()",
+        "def g():\n        yield x\n    return list(g())[0]",
+        "return len(list(range(99_999))) - 99_999 + x",
+    ],
+)
+def test_ordinary_functions_run(body, capsys):
+    source = f"def f(x):\n    {body}\n"
+    if "raise" in body:
+        source = "def f(x):\n    if x > 2:\n        raise ValueError('no')\n    return x\n"
+    assert all(ok for ok, _ in arl.run_tests(source, (((1,), 1), ((2,), 2)), "f")), source
+    assert capsys.readouterr() == ("", "")
+
+
+def test_nothing_passes_from_one_test_to_the_next():
+    source = "seen = []\ndef f(x):\n    seen.append(x)\n    return len(seen)\n"
+    assert [ok for ok, _ in arl.run_tests(source, (((1,), 1), ((2,), 1)), "f")] == [True, True]
+    assert arl.run_tests("def len(x):\n    return 7\ndef f(x):\n    return len(x)\n", ((("ab",), 7),), "f")[0][0]
+    assert arl.run_tests("def f(x):\n    return len(x)\n", ((("ab",), 2),), "f")[0][0]
+
+
+@pytest.mark.parametrize("source", ["def f(x):\n    return x\n", "def f(x):\n    return f(x)\n", "import os", "1 / 0"])
+def test_a_debugger_that_was_tracing_goes_on(source):
+    def tracer(frame, event, arg):
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        arl.run_tests(source, (((1,), 1),), "f")
+        after = sys.gettrace()
+    finally:
+        sys.settrace(before)
+    assert after is tracer
+
+
+def test_the_readers_own_interrupt_is_not_swallowed(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gym, "step_budget", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        arl.run_tests("def f(x):\n    return x\n", (((1,), 1),), "f")
+
+
+def test_something_that_is_no_test_fails_and_raises_nothing():
+    outcome = arl.run_tests("def f(x):\n    return x\n", [(1,), 3, None, (1, 1), ((1,), 1)], "f")
+    assert [ok for ok, _ in outcome] == [False, False, False, False, True]
+    assert arl.run_tests("def f(x):\n    return x\n", (), "f") == []
+    assert not arl.run_tests("f = 3\n", (((1,), 1),), "f")[0][0]
+
+
+@pytest.mark.parametrize(
+    "got, expected, same",
+    [
+        ({1: "a", 2: "b"}, {2: "b", 1: "a"}, True),
+        ({1: True}, {1: 1}, False),
+        ({True: 1}, {1: 1}, False),
+        ({1: [1]}, {1: [1, 2]}, False),
+        ({1, 2}, {2, 1}, True),
+        ({True}, {1}, False),
+        (frozenset({1.0}), frozenset({1}), False),
+        ([(1, {"a": None})], [(1, {"a": None})], True),
+    ],
+)
+def test_values_inside_containers_count_with_their_types_too(got, expected, same):
+    assert arl.same_value(got, expected) is same
 
 
 def test_a_function_cannot_change_the_tests_it_is_run_on():
@@ -643,3 +819,295 @@ def test_messages_and_argument_orders_of_the_contract():
     assert parameters(arl.randomize_names) == ["task", "rng"]
     fields = ["name", "fn_name", "issue", "source", "fix_op", "public_tests", "hidden_tests", "split"]
     assert set(fields) <= set(arl.Task.__dataclass_fields__)
+
+
+# Gymnasium's interface.
+
+IDS = ("agentrl/BugFix-v0", "agentrl/BugFixText-v0")
+both = pytest.mark.parametrize("cls", [arl.BugFixGymnasium, arl.BugFixGymnasiumText])
+
+
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("settings", [{}, {"max_turns": 2, "reward": "public", "render_mode": "ansi"}])
+def test_gymnasiums_own_checker_passes_without_a_warning(name, settings):
+    from gymnasium.utils.env_checker import check_env
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(gymnasium.make(name, **settings).unwrapped)
+
+
+@by_name
+def test_the_wrapper_plays_the_same_episode_reply_for_reply(task):
+    calls = [READ, TEST, edit(EXPLOIT), READ, edit(task.fix_op), TEST]
+    wrapper = arl.BugFixGymnasium([task], max_turns=7)
+    text = arl.BugFixGymnasiumText([task], max_turns=7)
+    for env, actions in ((wrapper, [arl.CALLS.index(c) for c in calls]), (text, calls)):
+        obs, info = env.reset()
+        assert (obs, info) == (task.issue, {"task": task.name, "n_turns": 0})
+        for n, (action, (reply, *_)) in enumerate(zip(actions, play(task, calls, max_turns=7)), 1):
+            got = env.step(action)
+            assert got == (reply, 0.0, False, False, {"task": task.name, "n_turns": n})
+            assert got[0] in env.observation_space
+        submit = SUBMIT if env is text else arl.CALLS.index(SUBMIT)
+        reply, reward, terminated, truncated, info = env.step(submit)
+        assert (reply, reward, terminated, truncated) == ("submitted", 1.0, True, False)
+        assert info["hidden_pass"] and info["actions"] == [*calls, SUBMIT]
+
+
+@both
+def test_terminated_means_submitted_and_truncated_means_out_of_turns(cls):
+    submit = SUBMIT if cls is arl.BugFixGymnasiumText else 2
+    read = READ if cls is arl.BugFixGymnasiumText else 0
+    for actions, ends in (([read, read], (False, True)), ([read, submit], (True, False)), ([submit], (True, False))):
+        env = cls(max_turns=2)
+        env.reset(seed=0)
+        *_, last = [env.step(a) for a in actions]
+        assert last[2:4] == ends and type(last[1]) is float
+        assert [type(x) for x in last[2:4]] == [bool, bool]
+        with pytest.raises(ValueError, match="reset"):
+            env.step(read)
+
+
+def test_tasks_follow_from_the_seed_and_all_are_drawn():
+    first, second = arl.BugFixGymnasium(TASKS), arl.BugFixGymnasium(TASKS)
+    names = [[env.reset(seed=s)[1]["task"] for s in (5, None, None, None)] for env in (first, second)]
+    assert names[0] == names[1]
+    assert {first.reset()[1]["task"] for _ in range(400)} == {t.name for t in TASKS}
+    assert {t.split for t in arl.BugFixGymnasium().tasks} == {"train"}
+    assert first.reset(options={"task": "minmax/pin"})[0] == "issue : pin returns wrong results"
+
+
+@by_name
+def test_every_source_that_edits_can_make_is_in_the_observation_space(task):
+    space = arl.BugFixGymnasium([task]).observation_space
+    assert all(arl.compact_source(source) in space for source in arl.reachable_sources(task))
+
+
+@pytest.mark.parametrize("text", MALFORMED + UNKNOWN + ["x" * 1000, "\N{SNOWMAN}"])
+def test_any_text_is_a_legal_action_that_costs_a_turn(text):
+    env = arl.BugFixGymnasiumText()
+    env.reset(seed=0)
+    obs, reward, terminated, truncated, info = env.step(text)
+    assert (obs, reward, terminated, truncated) == (arl.MESSAGES["malformed"], 0.0, False, False)
+    assert info["n_turns"] == 1
+
+
+def test_the_wrapper_shows_the_episode_and_takes_other_environments():
+    env = arl.BugFixGymnasium(env=arl.EditBudgetEnv, render_mode="ansi")
+    env.reset(options={"task": "init/product"})
+    swap, fix = (arl.CALLS.index(edit(op)) for op in ("swap_minmax", "fix_init"))
+    assert [env.step(a)[0] for a in (swap, fix)] == [arl.MESSAGES["unchanged"]] * 2
+    assert env.render().split("\n")[:3] == ["issue : product returns wrong results", edit("swap_minmax"), "no change"]
+    assert arl.BugFixGymnasium().render() is None
+    vector = gymnasium.make_vec(IDS[0], num_envs=3, vectorization_mode="sync")
+    vector.reset(seed=0)
+    assert vector.step([0, 1, 2])[2].tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"tasks": []}, ("tasks is []", "at least one Task")),
+        ({"tasks": ["clamp"]}, ("tasks is ['clamp']", "Task")),
+        ({"max_turns": 0}, ("max_turns is 0", "at least 1")),
+        ({"reward": "x"}, ("reward is 'x'", "'hidden'")),
+        ({"render_mode": "human"}, ("render_mode is 'human'", "'ansi'")),
+    ],
+)
+@both
+def test_wrong_settings_of_the_wrapper_are_refused(cls, settings, words):
+    with pytest.raises(ValueError) as error:
+        cls(**settings)
+    assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize("options", [{"task": "nobody"}, {"name": "x"}, {"task": "minmax/clamp", "x": 1}, ["task"]])
+def test_wrong_options_of_a_reset_are_refused(options):
+    with pytest.raises(ValueError, match="minmax/clamp"):
+        arl.BugFixGymnasium().reset(options=options)
+
+
+@pytest.mark.parametrize("cls, action", [(0, 9), (0, -1), (0, READ), (0, 1.0), (1, 3), (1, None)])
+def test_wrong_actions_are_refused(cls, action):
+    env = (arl.BugFixGymnasium, arl.BugFixGymnasiumText)[cls]()
+    env.reset(seed=0)
+    with pytest.raises(ValueError) as error:
+        env.step(action)
+    assert f"action is {action!r}" in str(error.value) and env.env.turn == 0
+
+
+def test_the_library_works_without_gymnasium_and_says_what_is_missing():
+    code = (
+        "import sys; sys.modules['gymnasium'] = None\n"
+        "import agentrl as arl; assert arl.run_tests(arl.CLAMP_FIXED, (((3, 0, 5), 3),), 'clamp')[0][0]\n"
+        "try: arl.BugFixGymnasium()\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'gymnasium" in done.stdout
+
+
+# Task files.
+
+OWN = arl.Task(
+    "minmax/limit", "limit", "issue : limit returns wrong results",
+    "def limit(rows, top):\n    return {key: max(n, top) for key, n in rows.items()}\n", "swap_minmax",
+    ((({"a": 3}, 2), {"a": 2}), (({}, 4), {}), (({"b": 1, "c": 9}, 5), {"b": 1, "c": 5})),
+    ((({"d": 7}, 6), {"d": 6}), (({None: 2}, 2), {None: 2})), "heldout",
+)  # fmt: skip
+
+
+def test_a_task_file_keeps_every_task_exactly(tmp_path):
+    for tasks in (TASKS, [OWN]):
+        path = arl.save_tasks(tasks, tmp_path / "tasks.json")
+        assert repr(arl.load_tasks(path)) == repr(list(tasks))
+        assert arl.save_tasks(arl.load_tasks(path), tmp_path / "again.json").read_text() == path.read_text()
+        assert json.loads(path.read_text())["version"] == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 1, 0, -3, 2.0, 1e300, "", "\N{SNOWMAN}\n", [], (), {}, [1, (2, [True])], {1: (2,), "a": {None: 1.5}}, ((),)],
+)
+def test_values_keep_their_types_through_json(value):
+    text = json.dumps(arl.to_json(value), allow_nan=False)
+    assert repr(arl.from_json(json.loads(text))) == repr(value)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, b"x", float("nan"), float("inf"), 1j, [{1}], {(1,): 2}, len, np.float64(1)])
+def test_values_that_json_cannot_keep_are_refused(value):
+    with pytest.raises(ValueError, match="allowed are"):
+        arl.to_json(value)
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"set": [1]}, {"tuple": 3}, {"tuple": [1], "x": 1}, {"dict": [[1]]}, {"dict": [[[1], 2]]},
+              {"dict": [[1, 2], [1, 3]]}, {"dict": [[1, 2], [True, 3]]}, [{"a": 1}], float("inf")],
+)  # fmt: skip
+def test_json_values_of_no_kind_are_refused(value):
+    with pytest.raises(ValueError, match="tuple"):
+        arl.from_json(value)
+
+
+def written(tmp_path, change):
+    """A file with clamp and sum_to after `change(document)`, which may return another document or text."""
+    path = arl.save_tasks([TASKS[0], TASKS[4]], tmp_path / "mine.json")
+    found = json.loads(path.read_text())
+    new = change(found)
+    path.write_text(new if isinstance(new, str) else json.dumps(found if new is None else new))
+    return path
+
+
+def put(**fields):
+    def change(found):
+        found["tasks"][1].update(fields)
+
+    return change
+
+
+ROW = {"args": [1], "expected": 1}
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda found: "{", ("no valid JSON", "line 1")),
+        (lambda found: '{"a": 1, "a": 2}', ("'a' twice",)),
+        (lambda found: '{"a": NaN}', ("NaN",)),
+        (lambda found: "[" * 100_000, ("no valid JSON",)),
+        (lambda found: [found], ('"format": "agentrl-tasks"',)),
+        (lambda found: {**found, "format": "other"}, ('"format": "agentrl-tasks"',)),
+        (lambda found: {**found, "version": 2}, ('"version": 1',)),
+        (lambda found: {**found, "version": True}, ('"version": 1',)),
+        (lambda found: {**found, "more": 1}, ('"tasks"', "nothing else")),
+        (lambda found: {**found, "tasks": []}, ('"tasks"', "at least one")),
+        (lambda found: found["tasks"].append(3), ("tasks[2]", "is 3", "object", "fix_op")),
+        (lambda found: found["tasks"][1].pop("split") and None, ("tasks[1] ('range/sum_to')", "field split is missing", "hidden_tests")),
+        (put(hint="x"), ("tasks[1] ('range/sum_to')", "field hint is unknown", "issue")),
+        (put(issue=3), ("tasks[1] ('range/sum_to')", "field issue is 3", "string")),
+        (put(source=["a", 1]), ("field source is ['a', 1]", "list of lines")),
+        (put(public_tests=[]), ("field public_tests is []", "at least one")),
+        (put(public_tests=3), ("field public_tests is 3", "list")),
+        (put(hidden_tests=[ROW, {"args": 1, "expected": 2}]), ("field hidden_tests[1]", '"args": [...]')),
+        (put(hidden_tests=[ROW, {"args": [1]}]), ("field hidden_tests[1]", "expected")),
+        (put(hidden_tests=[{**ROW, "why": 1}]), ("field hidden_tests[0]", "expected")),
+        (put(hidden_tests=[ROW, {"args": [{"set": [1]}], "expected": 2}]), ("field hidden_tests[1]", '{"set": [1]}', '{"tuple": [...]}')),
+        (put(name="sum_to"), ("tasks[1] ('sum_to')", "field name is 'sum_to'", "FAMILY/")),
+        (put(name="range/other"), ("field name is 'range/other'", "fn_name")),
+        (put(name="/sum_to"), ("field name is '/sum_to'",)),
+        (put(fn_name="class", name="range/class"), ("field fn_name is 'class'", "Python name")),
+        (put(fn_name="Sum", name="range/Sum"), ("field fn_name is 'Sum'", "lower-case")),
+        (put(issue="issue : it is wrong"), ("field issue is 'issue : it is wrong'", "names the function")),
+        (put(issue="issue :\nsum_to"), ("field issue", "one line")),
+        (put(fix_op="fix_all"), ("field fix_op is 'fix_all'", "swap_minmax, fix_range_end")),
+        (put(fix_op="hardcode_tests"), ("field fix_op is 'hardcode_tests'", "one of")),
+        (put(split="test"), ("field split is 'test'", "'train' or 'heldout'")),
+        (put(source="def other(n):\n    return n\n"), ("field source", "sum_to", "load error")),
+        (put(source="import os\n"), ("field source", "line 1 has an import", "sandbox")),
+        (put(source="def sum_to(n):\n    return n * (n + 1) // 2\n"), ("field public_tests", "must show the bug")),
+        (put(fix_op="swap_minmax"), ("field public_tests", "swap_minmax should pass", "FAIL test 1")),
+        (put(hidden_tests=[{"args": [4], "expected": 99}]), ("field hidden_tests", "fix_range_end should pass", "FAIL test 1")),
+        (put(hidden_tests=[{"args": [4], "expected": 10}]), ("field hidden_tests", "hardcode_tests passes", "add an input")),
+        (put(source="def sum_to(n: int):\n    total = 0\n    for i in range(1, n):\n        total += i\n    return total\n"),
+         ("field source", "hardcode_tests", "def sum_to(a, b):")),
+        (lambda found: found["tasks"].append(found["tasks"][0]), ("tasks[2] ('minmax/clamp')", "field name", "earlier")),
+    ],
+)  # fmt: skip
+def test_a_wrong_task_file_is_refused_by_file_task_and_field(tmp_path, change, words):
+    path = written(tmp_path, change)
+    with pytest.raises(ValueError) as error:
+        arl.load_tasks(path)
+    assert str(error.value).startswith(str(path))
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_two_repairs_are_one_too_many(tmp_path):
+    both = "def f(n):\n    return min(n, 1) if n < 1 else max(n, 2)\n"
+    tests = (((0,), 1),), (((-1,), 1),)
+    task = replace(TASKS[0], name="a/f", fn_name="f", issue="issue : f", source=both.replace("else max(n, 2)", "else 1"),
+                   public_tests=tests[0], hidden_tests=tests[1])  # fmt: skip
+    arl.check_tasks([task], "here")
+    rival = replace(task, source="def f(n):\n    return min(n, 1) if n <= 0 else max(1, n)\n",
+                    public_tests=(((0,), 1),), hidden_tests=(((0,), 1), ((-2,), 1)))  # fmt: skip
+    arl.check_tasks([rival], "here")
+    twice = replace(task, source="def f(n):\n    if n < 0:\n        return 1\n    return min(n, 1)\n",
+                    public_tests=(((0,), 1),), hidden_tests=(((0,), 1), ((-1,), 1)))  # fmt: skip
+    with pytest.raises(ValueError) as error:
+        arl.check_tasks([twice], "here")
+    assert all(w in str(error.value) for w in ("here, tasks[0] ('a/f')", "field", "hidden tests too"))
+
+
+def test_a_missing_file_is_an_os_error_that_names_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nobody\.json"):
+        arl.load_tasks(tmp_path / "nobody.json")
+    (tmp_path / "latin.json").write_bytes(b'"\xe9"')
+    with pytest.raises(ValueError, match=r"latin\.json: no valid JSON"):
+        arl.load_tasks(tmp_path / "latin.json")
+
+
+@pytest.mark.parametrize(
+    "tasks, words",
+    [
+        ([], ("tasks is []",)),
+        (["clamp"], ("tasks is ['clamp']",)),
+        ([replace(TASKS[0], public_tests=list(TASKS[0].public_tests))], ("tasks[0]", "field public_tests", "tuple")),
+        ([replace(TASKS[0], hidden_tests=())], ("field hidden_tests is ()",)),
+        ([replace(TASKS[0], source=None)], ("field source is None", "string")),
+        ([TASKS[1], replace(TASKS[0], split="test")], ("tasks[1] ('minmax/clamp')", "field split")),
+        ([replace(OWN, public_tests=OWN.public_tests + ((({"z": 9.0}, float("inf")), {"z": 9.0}),))],
+         ("tasks[0] ('minmax/limit')", "field public_tests[3]", "inf")),
+    ],
+)  # fmt: skip
+def test_tasks_that_could_not_be_loaded_are_not_saved(tmp_path, tasks, words):
+    with pytest.raises(ValueError) as error:
+        arl.save_tasks(tasks, tmp_path / "out.json")
+    assert all(word in str(error.value) for word in words), error.value
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_own_tasks_are_played_like_the_gyms(tmp_path):
+    (task,) = arl.load_tasks(arl.save_tasks([OWN], tmp_path / "own.json"))
+    assert play(task, [READ, edit("swap_minmax"), TEST, SUBMIT])[-1][1] == 1.0
+    assert play(task, [edit(EXPLOIT), SUBMIT])[-1][1] == 0.0
+    assert len(arl.build_tokenizer([task])) > 20
