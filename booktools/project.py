@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+_APPENDIX = re.compile(r"[A-Z]_")
 
 
 class BookError(Exception):
@@ -12,9 +13,13 @@ class BookError(Exception):
 
 
 def notebooks(root=ROOT):
-    """The book's notebooks in reading order; the preface (`index`) first, `headline` last."""
-    paths = sorted((Path(root) / "nbs").glob("*.ipynb"))
-    return sorted(paths, key=lambda p: (p.stem != "index", not p.stem[0].isdigit(), p.stem))
+    """The book's notebooks in reading order: the preface (`index`), chapters by number, appendices by letter, the rest."""
+
+    def place(path):
+        kind = 1 if path.stem[0].isdigit() else 2 if _APPENDIX.match(path.stem) else 3
+        return 0 if path.stem == "index" else kind, path.stem
+
+    return sorted((Path(root) / "nbs").glob("*.ipynb"), key=place)
 
 
 def label(path):
@@ -28,7 +33,9 @@ def find_notebook(name, root=ROOT):
     def names(path):
         number, _, rest = path.stem.partition("_")
         return {path.stem, path.name, f"nbs/{path.name}"} | (
-            {number, str(int(number)), rest} if number.isdigit() else set()
+            {number, str(int(number)), rest} if number.isdigit()
+            else {number, number.lower(), rest} if _APPENDIX.match(path.stem)
+            else set()
         )
 
     for path in notebooks(root):

@@ -63,11 +63,12 @@ def places(cells, notebook):
             fenced ^= line.lstrip().startswith(("```", "~~~"))
             heading = None if fenced else _HEADING.match(line)
             if heading:
-                number, chapter = _NUMBER.match(heading["text"]), re.match(r"nbs/(\d+)_", notebook)
+                number, chapter = _NUMBER.match(heading["text"]), re.match(r"nbs/(\d+|[A-Z])_", notebook)
                 if number:
                     name = f"section {number[0]}"
                 elif line.startswith("# ") and chapter:
-                    name = f"chapter {int(chapter[1])}"
+                    number = chapter[1]
+                    name = f"chapter {int(number)}" if number.isdigit() else f"appendix {number}"
                 else:
                     name = f'"{heading["text"]}"'
                 here = f"{name} ({notebook}#{heading['id']})"
