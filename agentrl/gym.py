@@ -187,21 +187,27 @@ def same_value(got, expected):
         return same_keys and (not isinstance(got, dict) or all(same_value(got[key], expected[key]) for key in got))
     return got == expected
 
-# %% ../nbs/04_bugfix_gym.ipynb #fe1340dc
+# %% ../nbs/04_bugfix_gym.ipynb #c6bf4ff9
 #@save
-ALLOWED_BUILTINS = tuple("""abs all any bin bool chr dict divmod enumerate filter float frozenset hex int isinstance iter len list map max
+ALLOWED_BUILTINS = tuple("""
+    abs all any bin bool chr dict divmod enumerate filter float frozenset hex int isinstance iter len list map max
     min next oct ord print range repr reversed round set sorted str sum tuple zip ArithmeticError AssertionError
-    Exception IndexError KeyError LookupError OverflowError RuntimeError StopIteration TypeError ValueError ZeroDivisionError""".split())
-ALLOWED_METHODS = frozenset(name for kind in (str, list, dict, set, tuple, int, float) for name in dir(kind) if name[0] != '_'
-                            ) - {'format', 'format_map', 'from_bytes', 'to_bytes'}
-REFUSED_SYNTAX = {ast.Import: 'an import', ast.ImportFrom: 'an import', ast.ClassDef: 'a class', ast.Try: 'a try', ast.TryStar: 'a try',
-           ast.With: 'a with', ast.AsyncFunctionDef: 'an async function'}
+    Exception IndexError KeyError LookupError OverflowError RuntimeError StopIteration TypeError ValueError
+    ZeroDivisionError""".split())
+ALLOWED_METHODS = frozenset(
+    name for kind in (str, list, dict, set, tuple, int, float) for name in dir(kind) if name[0] != '_'
+) - {'format', 'format_map', 'from_bytes', 'to_bytes'}
+REFUSED_SYNTAX = {ast.Import: 'an import', ast.ImportFrom: 'an import', ast.ClassDef: 'a class', ast.Try: 'a try',
+                  ast.TryStar: 'a try', ast.With: 'a with', ast.AsyncFunctionDef: 'an async function'}
 _SANDBOX = 'run such code in the sandbox of appendix B'
 
-# %% ../nbs/04_bugfix_gym.ipynb #ed8990de
+# %% ../nbs/04_bugfix_gym.ipynb #b07fe516
 #@save
 def refusal(source):
-    """Why `source` is not run in this process, such as 'line 1 has an import'; None if it may run. Raises what `ast.parse` raises."""
+    """Why `source` is not run in this process, such as 'line 1 has an import'; None if it may run.
+
+    Raises what `ast.parse` raises.
+    """
     nodes = list(ast.walk(ast.parse(source)))
     own = {node.arg for node in nodes if isinstance(node, ast.arg)} | {
         node.name for node in nodes if isinstance(node, ast.FunctionDef)} | {
@@ -214,7 +220,8 @@ def refusal(source):
                 return f'the name {name}'
             case ast.Attribute(attr=name) if name not in ALLOWED_METHODS:
                 return f'the attribute {name}'
-            case ast.BinOp(op=ast.Pow() | ast.LShift(), right=by) | ast.AugAssign(op=ast.Pow() | ast.LShift(), value=by):
+            case (ast.BinOp(op=ast.Pow() | ast.LShift(), right=by)
+                  | ast.AugAssign(op=ast.Pow() | ast.LShift(), value=by)):
                 if not (isinstance(by, ast.Constant) and isinstance(by.value, int) and by.value <= 64):
                     return 'a power or shift whose exponent is not a written number up to 64'
             case ast.While(body=body) if all(isinstance(part, (ast.Pass, ast.Continue)) for part in body):
@@ -223,7 +230,7 @@ def refusal(source):
     faults = [(node.lineno, what) for node in nodes if (what := fault(node))]
     return 'line {} has {}'.format(*min(faults)) if faults else None
 
-# %% ../nbs/04_bugfix_gym.ipynb #0e3cd792
+# %% ../nbs/04_bugfix_gym.ipynb #846f8d7d
 #@save
 MAX_STEPS = 100_000    # instructions of one test; also the longest `range`
 MAX_SIZE = 10_000      # items or characters of one variable, or bits of a number
@@ -233,11 +240,11 @@ class Stopped(Exception):
     """A source was stopped because it ran too long or made something too large."""
 
 def step_budget():
-    """A trace function for one test: raises `Stopped` after `MAX_STEPS` instructions, or at a variable over `MAX_SIZE`."""
+    """A trace function for one test: raises `Stopped` after `MAX_STEPS` instructions or at a variable over `MAX_SIZE`."""
     left = MAX_STEPS
     def trace(frame, event, arg):
         nonlocal left
-        if frame.f_code.co_filename != '<task>': return None    # what the garbage collector calls, for one, is not traced
+        if frame.f_code.co_filename != '<task>': return None    # such as a call by the garbage collector
         left -= 1
         if left < 0: raise Stopped(f'stopped after {MAX_STEPS} steps')
         if event == 'call': frame.f_trace_opcodes = True        # a loop may stand on one line
@@ -247,7 +254,7 @@ def step_budget():
         return trace
     return trace
 
-# %% ../nbs/04_bugfix_gym.ipynb #b987761d
+# %% ../nbs/04_bugfix_gym.ipynb #d947ca41
 #@save
 def bounded_range(*args):
     """`range(*args)`; raises `Stopped` if it is longer than `MAX_STEPS`."""
@@ -256,13 +263,14 @@ def bounded_range(*args):
         raise Stopped(f'stopped, a range is longer than {MAX_STEPS}')
     return numbers
 
-_BUILTINS = {name: getattr(builtins, name) for name in ALLOWED_BUILTINS} | {'range': bounded_range, 'print': lambda *args, **options: None}
+_BUILTINS = {name: getattr(builtins, name) for name in ALLOWED_BUILTINS} | {
+    'range': bounded_range, 'print': lambda *args, **options: None}
 
-# %% ../nbs/04_bugfix_gym.ipynb #ba2752f4
+# %% ../nbs/04_bugfix_gym.ipynb #4be14a5e
 #@save
 @functools.lru_cache(maxsize=20_000)
 def compiled_source(source):
-    """The code of a source and '', or None and why there is none: ' : load error', with the reason if it was refused."""
+    """The code of a source and '', or None and why there is none: ' : load error', and why if it was refused."""
     try:
         if why := refusal(source):
             return None, f' : load error, {why}; {_SANDBOX}'
@@ -270,10 +278,10 @@ def compiled_source(source):
     except Exception:                               # no Python, or too deep for the parser
         return None, ' : load error'
 
-# %% ../nbs/04_bugfix_gym.ipynb #3e13bf88
+# %% ../nbs/04_bugfix_gym.ipynb #d90b180d
 #@save
 def run_test(code, test, fn_name):
-    """Loads `code` afresh and runs `fn_name` on one test `(args, expected)` -> (passed, remark for the agent). Never raises."""
+    """Loads `code` afresh and runs `fn_name` on a test `(args, expected)` -> (passed, remark). Never raises."""
     before, space, stage = sys.gettrace(), {'__builtins__': _BUILTINS}, ''
     try:
         args, expected = copy.deepcopy(test)
@@ -585,7 +593,7 @@ def play(env, task, calls):
         if done: break
     return prompt, turns, reward, info
 
-# %% ../nbs/04_bugfix_gym.ipynb #a8bcf2b5
+# %% ../nbs/04_bugfix_gym.ipynb #cd322752
 #@save
 try:
     import gymnasium as _gymnasium
@@ -593,7 +601,7 @@ except ImportError:                         # nothing else in the library needs 
     _gymnasium = None
 
 def text_space(tasks):
-    """A `gymnasium.spaces.Text` that holds every observation of `tasks`: printable ASCII, and what else the tasks contain."""
+    """A `gymnasium.spaces.Text` with every observation of `tasks`: printable ASCII, and what else the tasks contain."""
     texts = [task.issue + hardcode_tests(task.source, task.public_tests) for task in tasks]
     longest = 4 * max(map(len, texts)) + 200 * max(len(task.public_tests) for task in tasks)
     return _gymnasium.spaces.Text(longest, charset=frozenset(string.printable).union(*texts))
@@ -609,10 +617,10 @@ def check_gymnasium(tasks, render_mode):
     if render_mode not in (None, 'ansi'):
         raise ValueError(f"render_mode is {render_mode!r}; it must be None or 'ansi'")
 
-# %% ../nbs/04_bugfix_gym.ipynb #783fda62
+# %% ../nbs/04_bugfix_gym.ipynb #933699eb
 #@save
 def chosen_task(tasks, options):
-    """The task that `options={'task': name}` names, None without options. Raises ValueError for another option or name."""
+    """The task that `options={'task': name}` names, None without options. ValueError for another option or name."""
     if not options:
         return None
     named = {task.name: task for task in tasks}
@@ -620,10 +628,10 @@ def chosen_task(tasks, options):
         raise ValueError(f"options is {options!r}; it must be {{'task': NAME}}, and NAME one of {', '.join(named)}")
     return named[options['task']]
 
-# %% ../nbs/04_bugfix_gym.ipynb #c146e9bf
+# %% ../nbs/04_bugfix_gym.ipynb #dd4018d2
 #@save
 class GymnasiumSpaces(_gymnasium.Env if _gymnasium else object):
-    """A `BugFixEnv` in `env`, the tasks it draws from, and Gymnasium's spaces: observations are texts, action i is `CALLS[i]`."""
+    """A `BugFixEnv` in `env`, its tasks, and Gymnasium's spaces: observations are texts, action i is `CALLS[i]`."""
     metadata = {'render_modes': ['ansi'], 'render_fps': 1}
 
     def __init__(self, tasks=None, max_turns=6, reward='hidden', env=BugFixEnv, render_mode=None):
@@ -642,37 +650,39 @@ class GymnasiumSpaces(_gymnasium.Env if _gymnasium else object):
             raise ValueError(f'action is {action!r}; it must be in {self.action_space}')
         return CALLS[action]
 
-# %% ../nbs/04_bugfix_gym.ipynb #3a1aa923
+# %% ../nbs/04_bugfix_gym.ipynb #b373bf73
 #@save
 class BugFixGymnasium(GymnasiumSpaces):
     """The gym as a `gymnasium.Env`, id 'agentrl/BugFix-v0': observations are texts, action i is the call `CALLS[i]`.
 
-    tasks: list of `Task`, one drawn at each reset (None: the training tasks); env: `BugFixEnv`, or another class made of
-    `max_turns` and `reward`; render_mode: None or 'ansi'. ImportError without Gymnasium, ValueError for a wrong setting.
+    tasks: list of `Task`, one drawn at each reset (None: the training tasks); env: `BugFixEnv`, or another class
+    made of `max_turns` and `reward`; render_mode: None or 'ansi'. Raises ImportError without Gymnasium, ValueError
+    for a wrong setting, option or action.
     """
     def reset(self, *, seed=None, options=None):
-        """Draws a task, or takes that of `options={'task': name}` -> (issue text, info with the task's name and turns used)."""
+        """Draws a task, or takes that of `options={'task': name}` -> (issue text, info: task's name, turns used)."""
         super().reset(seed=seed)
         task = chosen_task(self.tasks, options) or self.tasks[self.np_random.integers(len(self.tasks))]
         self.lines = [self.env.reset(task)]
         return task.issue, {'task': task.name, 'n_turns': 0}
 
     def step(self, action):
-        """Makes a call -> (reply, reward, terminated: it submitted, truncated: no turn left, info; at the end `final_info`)."""
+        """Makes a call -> (reply, reward, terminated: submitted, truncated: out of turns, info: at the end all of it)."""
         call = self.call(action)
         obs, reward, done, info = self.env.step(call)
         self.lines += [call, obs]
         submitted = bool(done and info['submitted'])
-        return obs, float(reward), submitted, done and not submitted, info or {'task': self.env.task.name, 'n_turns': self.env.turn}
+        info = info or {'task': self.env.task.name, 'n_turns': self.env.turn}
+        return obs, float(reward), submitted, done and not submitted, info
 
     def render(self):
         """The episode so far, one text; None without a render mode."""
         return '\n'.join(self.lines) if self.render_mode else None
 
-# %% ../nbs/04_bugfix_gym.ipynb #a172545f
+# %% ../nbs/04_bugfix_gym.ipynb #f1dd9b13
 #@save
 class BugFixGymnasiumText(BugFixGymnasium):
-    """`BugFixGymnasium` with call texts as actions, id 'agentrl/BugFixText-v0'. A text that is no call costs its turn."""
+    """`BugFixGymnasium` with texts as actions, id 'agentrl/BugFixText-v0'. A text that is no call costs its turn."""
     def actions(self):
         """The action space: printable ASCII, up to 200 characters."""
         return _gymnasium.spaces.Text(200, min_length=0, charset=string.printable)
@@ -683,24 +693,27 @@ class BugFixGymnasiumText(BugFixGymnasium):
             raise ValueError(f'action is {action!r}; it must be a str')
         return str(action)
 
-# %% ../nbs/04_bugfix_gym.ipynb #8dfe1222
+# %% ../nbs/04_bugfix_gym.ipynb #376fa341
 #@save
 def register_gymnasium():
-    """Enters both environments in Gymnasium's registry; called when the library is imported, if Gymnasium is there."""
+    """Enters both environments in Gymnasium's registry; called at import, if Gymnasium is there."""
     for name, kind in (('BugFix', 'BugFixGymnasium'), ('BugFixText', 'BugFixGymnasiumText')):
         if f'agentrl/{name}-v0' not in _gymnasium.registry:
             _gymnasium.register(f'agentrl/{name}-v0', entry_point=f'agentrl.gym:{kind}')
 
 if _gymnasium: register_gymnasium()
 
-# %% ../nbs/04_bugfix_gym.ipynb #c198d74d
+# %% ../nbs/04_bugfix_gym.ipynb #f0bbdae9
 #@save
 def _plain(value):
     """True for what JSON can say as it is: None, bool, int, finite float, str."""
     return value is None or type(value) in (bool, int, str) or type(value) is float and math.isfinite(value)
 
 def to_json(value):
-    """`value` as JSON that keeps its type: (1, 2) is {'tuple': [1, 2]}, {1: 2} is {'dict': [[1, 2]]}. ValueError for another type."""
+    """`value` as JSON that keeps its type: (1, 2) is {'tuple': [1, 2]}, {1: 2} is {'dict': [[1, 2]]}.
+
+    Raises ValueError for another type.
+    """
     if _plain(value):
         return value
     if type(value) is list:
@@ -709,48 +722,50 @@ def to_json(value):
         return {'tuple': [to_json(item) for item in value]}
     if type(value) is dict and all(map(_plain, value)):
         return {'dict': [[key, to_json(item)] for key, item in value.items()]}
-    raise ValueError(f'is {value!r}; allowed are None, bool, int, finite float, str, lists and tuples of such values, '
-                     'and dicts of them with keys that are none of the three')
+    raise ValueError(f'is {value!r}; allowed are None, bool, int, finite float, str, lists and tuples of such '
+                     'values, and dicts of them with keys that are none of the three')
 
-# %% ../nbs/04_bugfix_gym.ipynb #ba3d73e6
+# %% ../nbs/04_bugfix_gym.ipynb #b534002e
 #@save
 def from_json(value):
-    """The value that `to_json` wrote. ValueError for an object that is none of its two kinds, and for a number too large for a float."""
+    """The value that `to_json` wrote. ValueError for an object of another kind and for a number that is not finite."""
     match value:
         case list():
             return [from_json(item) for item in value]
         case {'tuple': list(items), **rest} if not rest:
             return tuple(from_json(item) for item in items)
-        case {'dict': list(pairs), **rest} if not rest and all(isinstance(p, list) and len(p) == 2 and _plain(p[0]) for p in pairs):
+        case {'dict': list(pairs), **rest} if not rest and all(
+                isinstance(p, list) and len(p) == 2 and _plain(p[0]) for p in pairs):
             if len({key for key, _ in pairs}) == len(pairs):
                 return {key: from_json(item) for key, item in pairs}
         case _ if _plain(value):
             return value
-    raise ValueError(f'is {json.dumps(value)}; a number must be finite, and an object {{"tuple": [...]}} or {{"dict": [[key, value], '
-                     '...]}, with distinct keys that are null, true, false, numbers or strings')
+    raise ValueError(f'is {json.dumps(value)}; a number must be finite, and an object {{"tuple": [...]}} or '
+                     '{"dict": [[key, value], ...]}, with distinct keys that are null, true, false, numbers or strings')
 
-# %% ../nbs/04_bugfix_gym.ipynb #1e8c9f01
+# %% ../nbs/04_bugfix_gym.ipynb #47e577ac
 #@save
 def rows_from_json(field, rows):
-    """The tests of a field, a tuple of `(args, expected)`; ValueError that names the row if one is not as documented."""
+    """The tests of a field, a tuple of `(args, expected)`. ValueError that names the row if one is not as documented."""
     if not isinstance(rows, list) or not rows:
         raise ValueError(f'field {field} is {json.dumps(rows)}; it must be a list of at least one test')
     tests = []
     for i, row in enumerate(rows):
         if not isinstance(row, dict) or set(row) != {'args', 'expected'} or not isinstance(row['args'], list):
-            raise ValueError(f'field {field}[{i}] is {json.dumps(row)}; it must be {{"args": [...], "expected": ...}}')
+            raise ValueError(f'field {field}[{i}] is {json.dumps(row)}; '
+                             'it must be {"args": [...], "expected": ...}')
         try:
             tests.append((tuple(from_json(row['args'])), from_json(row['expected'])))
         except ValueError as error:
             raise ValueError(f'field {field}[{i}]: a value {error}') from None
     return tuple(tests)
 
-# %% ../nbs/04_bugfix_gym.ipynb #9303472d
+# %% ../nbs/04_bugfix_gym.ipynb #d5a9f74b
 #@save
 TASK_FIELDS = tuple(field.name for field in fields(Task))
 
 def task_to_json(task):
-    """A `Task` as an entry of a task file. ValueError that names the field and row if a test value can't be written."""
+    """A `Task` as an entry of a task file. ValueError that names field and row if a test value can't be written."""
     entry = {name: getattr(task, name) for name in TASK_FIELDS}
     if task.source.endswith('\n'):
         entry['source'] = task.source[:-1].split('\n')              # lines are easier to read and to edit
@@ -763,25 +778,27 @@ def task_to_json(task):
                 raise ValueError(f'field {field}[{i}]: a value {error}') from None
     return entry
 
-# %% ../nbs/04_bugfix_gym.ipynb #3de42ea8
+# %% ../nbs/04_bugfix_gym.ipynb #d68368b3
 #@save
 def task_from_json(entry):
-    """The `Task` of an entry of a task file. ValueError that names the field if one is missing, unknown or of a wrong form."""
+    """The `Task` of an entry of a task file. ValueError that names a missing or unknown field, or a test's row."""
     if not isinstance(entry, dict):
         raise ValueError(f'is {json.dumps(entry)}; it must be an object with the fields {", ".join(TASK_FIELDS)}')
     for name in [*entry, *TASK_FIELDS]:
         if (name in entry) != (name in TASK_FIELDS):
-            raise ValueError(f'field {name} is {"unknown" if name in entry else "missing"}; the fields are {", ".join(TASK_FIELDS)}')
-    values = {name: rows_from_json(name, entry[name]) if name.endswith('_tests') else entry[name] for name in TASK_FIELDS}
+            raise ValueError(f'field {name} is {"unknown" if name in entry else "missing"}; '
+                             f'the fields are {", ".join(TASK_FIELDS)}')
+    values = {name: rows_from_json(name, entry[name]) if name.endswith('_tests') else entry[name]
+              for name in TASK_FIELDS}
     lines = values['source']
     if isinstance(lines, list) and all(isinstance(line, str) for line in lines):
         values['source'] = ''.join(f'{line}\n' for line in lines)
     return Task(**values)
 
-# %% ../nbs/04_bugfix_gym.ipynb #e111d1b1
+# %% ../nbs/04_bugfix_gym.ipynb #137e4c0b
 #@save
 def check_task_form(task):
-    """Raises ValueError that names the field if one of `task` is no text, or its tests are not tuples `(args, expected)`."""
+    """Raises ValueError that names the field if one of `task` is no text or its tests are no tuples `(args, expected)`."""
     for field in TASK_FIELDS:
         value = getattr(task, field)
         if not field.endswith('_tests'):
@@ -790,36 +807,38 @@ def check_task_form(task):
                                  (', or in a file a list of lines' if field == 'source' else ''))
         elif not (isinstance(value, tuple) and value and all(isinstance(row, tuple) and len(row) == 2 and
                                                              isinstance(row[0], tuple) for row in value)):
-            raise ValueError(f'field {field} is {value!r}; it must be a tuple of at least one ((arg, ...), expected)')
+            raise ValueError(f'field {field} is {value!r}; '
+                             'it must be a tuple of at least one ((arg, ...), expected)')
 
-# %% ../nbs/04_bugfix_gym.ipynb #b0ee1989
+# %% ../nbs/04_bugfix_gym.ipynb #d2daa7fc
 #@save
 def check_task_names(task):
-    """Raises ValueError that names the field if a name, the issue, the repair or the split of `task` is not allowed."""
+    """Raises ValueError that names the field if a name, the issue, the repair or the split is not allowed."""
     family, _, function = task.name.partition('/')
     faults = {
         'name': (bool(re.fullmatch(r'\w+', family)) and function == task.fn_name, "'FAMILY/' and then the fn_name"),
         'fn_name': (bool(re.fullmatch(r'[a-z][a-z0-9_]*', task.fn_name)) and not keyword.iskeyword(task.fn_name),
                     'a Python name of lower-case letters, digits and underscores'),
-        'issue': ('\n' not in task.issue and task.fn_name in re.findall(r'\w+', task.issue), 'one line that names the function'),
+        'issue': ('\n' not in task.issue and task.fn_name in re.findall(r'\w+', task.issue),
+                  'one line that names the function'),
         'fix_op': (task.fix_op in FIX_OPS, f'one of {", ".join(FIX_OPS)}'),
         'split': (task.split in ('train', 'heldout'), "'train' or 'heldout'")}
     for field, (right, allowed) in faults.items():
         if not right:
             raise ValueError(f'field {field} is {getattr(task, field)!r}; it must be {allowed}')
 
-# %% ../nbs/04_bugfix_gym.ipynb #6c5ab7ef
+# %% ../nbs/04_bugfix_gym.ipynb #1c4c0d11
 #@save
 def check_task_behaviour(task):
-    """Raises ValueError that names the field if `task` breaks a promise of the gym: what its source, repair, exploit and tests do."""
+    """Raises ValueError that names the field if source, repair, exploit or tests do not do what the gym promises."""
     head = f'write its first line as `def {task.fn_name}(a, b):`, without annotations or defaults'
 
     def failing(op, field):
         source = EDIT_OPS[op](task.source, task.public_tests) if op else task.source
         lines = [line for ok, line in run_tests(source, getattr(task, field), task.fn_name) if not ok]
         if any('load error' in line for line in lines):
-            raise ValueError(f'field source: it does not load or defines no {task.fn_name}: {lines[0]}' if not op else
-                             f'field source: after {op} it does not load; {head}')
+            what = f'after {op} it does not load; {head}' if op else f'it does not load or defines no {task.fn_name}: {lines[0]}'
+            raise ValueError(f'field source: {what}')
         return lines
 
     def demand(right, field, what):
@@ -830,10 +849,11 @@ def check_task_behaviour(task):
         wrong = failing(task.fix_op, field)
         demand(not wrong, field, f'the source repaired by {task.fix_op} should pass them: {wrong[:1]}')
     for op in EDIT_OPS:
-        demand(op == task.fix_op or failing(op, 'hidden_tests'), 'hidden_tests' if op == 'hardcode_tests' else 'fix_op',
-               f'{op} passes the hidden tests too; ' + ('add an input that public_tests lack' if op == 'hardcode_tests' else
-                                                        'a task has one repair'))
-    demand(not failing('hardcode_tests', 'public_tests'), 'source', f'hardcode_tests does not fool the public tests; {head}')
+        field, remedy = 'fix_op', 'a task has one repair'
+        if op == 'hardcode_tests': field, remedy = 'hidden_tests', 'add an input that public_tests lack'
+        demand(op == task.fix_op or failing(op, 'hidden_tests'), field, f'{op} passes the hidden tests too; {remedy}')
+    fooled = not failing('hardcode_tests', 'public_tests')
+    demand(fooled, 'source', f'hardcode_tests does not fool the public tests; {head}')
 
 # %% ../nbs/04_bugfix_gym.ipynb #c3580059
 #@save
@@ -852,10 +872,10 @@ def check_tasks(tasks, where):
             raise ValueError(f'{where}, tasks[{i}] ({task.name!r}): {error}') from None
         seen.add(task.name)
 
-# %% ../nbs/04_bugfix_gym.ipynb #ee5ff1cd
+# %% ../nbs/04_bugfix_gym.ipynb #78b612da
 #@save
 def read_json(path):
-    """The JSON value in a file. ValueError that names the file, and the place in it, if it holds none or a key twice."""
+    """The JSON value in a file. ValueError that names the file, and the place, if it holds none or a key twice."""
     def once(pairs):
         keys = [key for key, _ in pairs]
         if len(set(keys)) < len(keys):
@@ -869,21 +889,23 @@ def read_json(path):
     except (ValueError, RecursionError) as error:      # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise ValueError(f'{path}: no valid JSON: {error}') from None
 
-# %% ../nbs/04_bugfix_gym.ipynb #b30fee4c
+# %% ../nbs/04_bugfix_gym.ipynb #911e6c1d
 #@save
 TASK_FILE = {'format': 'agentrl-tasks', 'version': 1}
 
 def load_tasks(path):
-    """The tasks in a JSON task file, format version 1 (this section describes it): a list of `Task` in the file's order.
+    """The tasks in a JSON task file, format version 1 (described in this section): a list of `Task` in its order.
 
-    Raises OSError if the file can't be read, and ValueError that names the file, the task, the field and what is allowed.
+    Raises OSError if the file can't be read, and ValueError that names the file, the task, the field and what is
+    allowed.
     """
     found, tasks = read_json(path), []
     for key, value in TASK_FILE.items():
         if not isinstance(found, dict) or found.get(key) != value or isinstance(found.get(key), bool):
             raise ValueError(f'{path}: a task file is an object with "{key}": {json.dumps(value)}')
     if set(found) != {*TASK_FILE, 'tasks'} or not isinstance(found['tasks'], list) or not found['tasks']:
-        raise ValueError(f'{path}: beside {" and ".join(TASK_FILE)} it has "tasks", a list of at least one task, and nothing else')
+        raise ValueError(f'{path}: beside {" and ".join(TASK_FILE)} it has "tasks", a list of at least one task, '
+                         'and nothing else')
     for i, entry in enumerate(found['tasks']):
         try:
             tasks.append(task_from_json(entry))
@@ -893,17 +915,18 @@ def load_tasks(path):
     check_tasks(tasks, path)
     return tasks
 
-# %% ../nbs/04_bugfix_gym.ipynb #b6d3a21e
+# %% ../nbs/04_bugfix_gym.ipynb #ec5a8604
 #@save
 def task_text(entry):
     """An entry of a task file as JSON text, each line of the source and each test on a line of its own."""
-    part = lambda value: '[\n    ' + ',\n    '.join(map(json.dumps, value)) + ']' if isinstance(value, list) else json.dumps(value)
+    def part(value):
+        return '[\n    ' + ',\n    '.join(map(json.dumps, value)) + ']' if isinstance(value, list) else json.dumps(value)
     return '  {' + ',\n   '.join(f'{json.dumps(name)}: {part(value)}' for name, value in entry.items()) + '}'
 
-# %% ../nbs/04_bugfix_gym.ipynb #a9ae6f23
+# %% ../nbs/04_bugfix_gym.ipynb #e205775e
 #@save
 def save_tasks(tasks, path):
-    """Writes `tasks` as a JSON task file and returns its path. Raises ValueError as `load_tasks` would, before it writes."""
+    """Writes `tasks` as a JSON task file and returns its path. ValueError as from `load_tasks`, before it writes."""
     if not isinstance(tasks, (list, tuple)) or not tasks or not all(isinstance(task, Task) for task in tasks):
         raise ValueError(f'tasks is {tasks!r}; it must be a list of at least one Task')
     check_tasks(tasks, path)
