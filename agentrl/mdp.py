@@ -173,7 +173,7 @@ def with_horizon(mdp, turns):
              for name, p in zip(mdp.states, mdp.start.tolist()) if p > 0}
     return build_mdp(rule, start, mdp.actions, mdp.gamma)
 
-# %% ../nbs/02_decision_processes.ipynb #93258fd8
+# %% ../nbs/02_decision_processes.ipynb #5fdc9144
 #@save
 REPAIR_FAMILIES = ('minmax', 'range', 'compare', 'zero', 'init')
 
@@ -192,7 +192,7 @@ def repair_rule(families=REPAIR_FAMILIES, step_cost=0.0):
             return []
         if action == 'submit':
             p = {'right': 1.0, 'guessed': 1 / F}.get(state, 0.0)
-            ends = [(p, 'passed', 1 - step_cost), (1 - p, 'failed', -step_cost)]
+            ends = [(p, 'passed', 1 - step_cost), (1 - p, 'failed', 0.0 - step_cost)]
             return [end for end in ends if end[0] > 0]
         after = [(1.0, state)]                       # nothing new: an edit too many, a second read
         if state == 'new':
@@ -204,7 +204,7 @@ def repair_rule(families=REPAIR_FAMILIES, step_cost=0.0):
             after = [(1.0, 'right' if action.split()[1] == state.split()[1] else 'wrong')]
         elif state == 'guessed' and action in ('read', 'test'):
             after = [(1 / F, 'right')] + [(1 - 1 / F, 'wrong')] * (F > 1)
-        return [(p, name, -step_cost) for p, name in after]
+        return [(p, name, 0.0 - step_cost) for p, name in after]
     return rule
 
 # %% ../nbs/02_decision_processes.ipynb #e8a5a46e
@@ -309,14 +309,15 @@ def discounted_returns(rewards, gamma=1.0):
         G[:, t] = after = rewards[:, t] + gamma * after
     return G
 
-# %% ../nbs/02_decision_processes.ipynb #f857435a
+# %% ../nbs/02_decision_processes.ipynb #6e63baa9
 #@save
 def policy_values(mdp, policy):
     """
     V of a policy [S, A], exactly: the solution of its Bellman equations, [S]; 0 in terminal states.
 
     With gamma = 1 every state must be able to reach a terminal one under the policy, or its value
-    is not defined: a ValueError names the states that can't. Source: Sutton and Barto (2018), chapter 4.
+    is not defined: a ValueError names the states that can't. Source: Sutton and Barto (2018),
+    chapter 4.
     """
     policy = check_policy(mdp, policy)
     P = torch.einsum('sa,sat->st', policy, mdp.P)                      # [S, S]
@@ -530,7 +531,7 @@ def belief_mdp(pomdp, max_states=2000):
         return [(p, name(b), reward) for p, _, b in belief_update(pomdp, belief, action)]
     return build_mdp(rule, name(hidden.start), hidden.actions, hidden.gamma, max_states)
 
-# %% ../nbs/02_decision_processes.ipynb #db3ff765
+# %% ../nbs/02_decision_processes.ipynb #e8c672ea
 #@save
 def hidden_repair_rule(families, fix_prob=1.0, step_cost=0.0):
     """
@@ -545,12 +546,13 @@ def hidden_repair_rule(families, fix_prob=1.0, step_cost=0.0):
             return []
         family, repaired, edits = state
         if action == 'submit':
-            return [(1.0, 'passed', 1 - step_cost) if repaired else (1.0, 'failed', -step_cost)]
+            end, paid = ('passed', 1.0) if repaired else ('failed', 0.0)
+            return [(1.0, end, paid - step_cost)]
         if not action.startswith('edit') or edits == 0:
-            return [(1.0, state, -step_cost)]
+            return [(1.0, state, 0.0 - step_cost)]
         p = fix_prob if action.split()[1] == family else 0.0
         after = [(p, (family, not repaired, edits - 1)), (1 - p, (family, repaired, edits - 1))]
-        return [(q, s, -step_cost) for q, s in after if q > 0]
+        return [(q, s, 0.0 - step_cost) for q, s in after if q > 0]
     return rule
 
 # %% ../nbs/02_decision_processes.ipynb #ed0523de
@@ -683,5 +685,6 @@ _defined_in = {
     'section 2.4 (nbs/02_decision_processes.ipynb#sec-mdp-optimal)': ['bellman_policy', 'bellman_optimal', 'value_iteration', 'greedy_policy', 'policy_iteration'],
     'section 2.5 (nbs/02_decision_processes.ipynb#sec-mdp-sampling)': ['monte_carlo_values', 'td_values'],
     'section 2.7 (nbs/02_decision_processes.ipynb#sec-mdp-belief)': ['POMDP', 'belief_update', 'belief_mdp', 'hidden_repair_rule', 'repair_observation', 'repair_pomdp'],
-    'section 2.8 (nbs/02_decision_processes.ipynb#sec-mdp-voi)': ['without_action', 'tool_value', 'action_margin', 'read_ceiling', 'repair_prediction'],
+    'section 2.8 (nbs/02_decision_processes.ipynb#sec-mdp-voi)': ['without_action', 'tool_value', 'action_margin'],
+    '"What chapter 9 should show" (nbs/02_decision_processes.ipynb#sec-mdp-prediction)': ['read_ceiling', 'repair_prediction'],
 }
