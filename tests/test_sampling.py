@@ -74,6 +74,13 @@ def test_dropped_tokens_stay_dropped():
     assert arl.filter_logits(x, top_p=0.999999).isfinite().tolist() == [True, False, True, False]
 
 
+@pytest.mark.parametrize("rule", [{"top_k": 1}, {"top_p": 0.1}, {"top_k": 2, "top_p": 0.5}])
+def test_a_filter_hides_no_nan_from_the_sampler(rule):
+    x = torch.tensor([[0.0, 1.0, math.nan, 2.0]])
+    with pytest.raises(ValueError, match="no distribution"):
+        arl.sample_tokens(arl.filter_logits(x, **rule), 1.0, gen())
+
+
 @pytest.mark.parametrize("rule", [{"top_k": 3}, {"top_p": 0.6}])
 def test_gradients_are_those_of_the_renormalised_policy(rule):
     x = base().float().requires_grad_(True)
