@@ -294,7 +294,7 @@ def sample_episodes(mdp, policy, n, generator, max_turns=1000):
     a, r, live = (torch.stack(x, 1) for x in zip(*turns)) if turns else torch.zeros(3, n, 0)
     return Episodes(torch.stack(states, 1), a.long(), r.double(), live.bool())
 
-# %% ../nbs/02_decision_processes.ipynb #6d4d5cf5
+# %% ../nbs/02_decision_processes.ipynb #339861f7
 #@save
 def discounted_returns(rewards, gamma=1.0):
     """
@@ -304,6 +304,8 @@ def discounted_returns(rewards, gamma=1.0):
     """
     if not 0 <= gamma <= 1:
         raise ValueError(f'gamma is {gamma!r}; allowed is a number from 0 to 1')
+    if rewards.ndim != 2:
+        raise ValueError(f'rewards has shape {tuple(rewards.shape)}; allowed is [N, T]')
     G, after = torch.zeros_like(rewards), 0.0
     for t in reversed(range(rewards.shape[1])):
         G[:, t] = after = rewards[:, t] + gamma * after
@@ -360,7 +362,7 @@ def bellman_optimal(mdp, V):
     """One sweep of the Bellman optimality operator: the best of Q in each state, [S] -> [S]."""
     return action_values(mdp, V).max(1).values
 
-# %% ../nbs/02_decision_processes.ipynb #53f8626f
+# %% ../nbs/02_decision_processes.ipynb #4832eaf2
 #@save
 def value_iteration(mdp, tol=1e-12, max_sweeps=100_000):
     """
@@ -370,6 +372,8 @@ def value_iteration(mdp, tol=1e-12, max_sweeps=100_000):
     stops when a sweep changes nothing by more than tol; that is exact when the episode ends after
     at most H turns, in H sweeps and one that confirms. Raises ValueError if max_sweeps don't do.
     """
+    if not max_sweeps >= 1 or not tol > 0:
+        raise ValueError(f'tol is {tol!r}, max_sweeps is {max_sweeps!r}; allowed: tol > 0, from 1')
     V = torch.zeros(mdp.n_states, dtype=torch.double)
     enough = tol if mdp.gamma == 1 else tol * (1 - mdp.gamma) / max(mdp.gamma, 1e-12)
     for sweep in range(1, max_sweeps + 1):
@@ -408,8 +412,15 @@ def policy_iteration(mdp, policy=None, tol=1e-9, max_rounds=1000):
         policy[better] = torch.eye(mdp.n_actions, dtype=torch.double)[best.indices[better]]
     raise ValueError(f'max_rounds is {max_rounds}, and the policy still improves')
 
-# %% ../nbs/02_decision_processes.ipynb #e673c7e9
+# %% ../nbs/02_decision_processes.ipynb #b78bd262
 #@save
+def _check_episodes(mdp, episodes):
+    if not isinstance(episodes, Episodes):
+        raise ValueError(f'episodes is a {type(episodes).__name__}; allowed is an Episodes')
+    if episodes.states.max() >= mdp.n_states:
+        raise ValueError(f'episodes has state {episodes.states.max().item()}; '
+                         f'allowed are the {mdp.n_states} states of this MDP')
+
 def monte_carlo_values(mdp, episodes):
     """
     Mean return after the first visit of each state: (V [S], standard error [S], visits [S]).
@@ -418,6 +429,7 @@ def monte_carlo_values(mdp, episodes):
     are independent. V is nan where a state was not visited, the standard error where it was
     visited less than twice; both are 0 in terminal states.
     """
+    _check_episodes(mdp, episodes)
     G = discounted_returns(episodes.rewards, mdp.gamma)                                   # [N, T]
     rows = torch.arange(len(G))
     seen = torch.zeros(len(G), mdp.n_states, dtype=torch.bool)
@@ -435,7 +447,7 @@ def monte_carlo_values(mdp, episodes):
     V[mdp.terminal], error[mdp.terminal] = 0.0, 0.0
     return V, error, n.long()
 
-# %% ../nbs/02_decision_processes.ipynb #7c00c380
+# %% ../nbs/02_decision_processes.ipynb #91998d70
 #@save
 def td_values(mdp, episodes, alpha, lam=0.0, V=None):
     """
@@ -449,6 +461,7 @@ def td_values(mdp, episodes, alpha, lam=0.0, V=None):
         raise ValueError(f'alpha is {alpha!r}; allowed: a number in (0, 1], a function of visits')
     if not 0 <= lam <= 1:
         raise ValueError(f'lam is {lam!r}; allowed is a number from 0 to 1')
+    _check_episodes(mdp, episodes)
     V = [0.0] * mdp.n_states if V is None else _table('V', V, (mdp.n_states,)).tolist()
     visits, history = [0] * mdp.n_states, []
     states, rewards = episodes.states.tolist(), episodes.rewards.tolist()
@@ -464,7 +477,7 @@ def td_values(mdp, episodes, alpha, lam=0.0, V=None):
         history.append(list(V))
     return torch.tensor(history, dtype=torch.double)
 
-# %% ../nbs/02_decision_processes.ipynb #b4764273
+# %% ../nbs/02_decision_processes.ipynb #9e92b6fe
 #@save
 @dataclass(frozen=True, eq=False)
 class POMDP:
@@ -480,6 +493,8 @@ class POMDP:
     observations: tuple | None = None
 
     def __post_init__(self):
+        if not isinstance(self.mdp, MDP):
+            raise ValueError(f'mdp is a {type(self.mdp).__name__}; allowed is an MDP')
         A, S, O = self.mdp.n_actions, self.mdp.n_states, torch.as_tensor(self.Z).shape[-1]
         object.__setattr__(self, 'Z', _distribution('Z', self.Z, (A, S, O)))
         object.__setattr__(self, 'observations', _names('observations', self.observations, O))
