@@ -669,7 +669,7 @@ def read_ceiling(read_share, n_families=len(REPAIR_FAMILIES)):
         raise ValueError(f'read_share is {read_share!r}; allowed are numbers from 0 to 1')
     return 1 / n_families + (1 - 1 / n_families) * read_share
 
-# %% ../nbs/02_decision_processes.ipynb #b29ed6c7
+# %% ../nbs/02_decision_processes.ipynb #b38cba99
 #@save
 def repair_prediction(families=REPAIR_FAMILIES, turns=6):
     """
@@ -682,15 +682,14 @@ def repair_prediction(families=REPAIR_FAMILIES, turns=6):
     """
     mdp = repair_mdp(families, turns)
     V = value_iteration(mdp)[0]
+    value, blind = start_value(mdp, V), start_value(mdp, V) - tool_value(mdp, 'read')
     best = {}                                                   # tool -> best Q at the start
     for action, q in zip(mdp.actions, action_values(mdp, V)[mdp.start.argmax()].tolist()):
         best[action.split()[0]] = max(q, best.get(action.split()[0], -math.inf))
-    fewest = next(k for k in range(1, turns + 1) if V[mdp.index((k, 'new'))] >= V.max() - 1e-9)
-    return {'pass_rate': start_value(mdp, V), 'read_value': tool_value(mdp, 'read'),
-            'blind_pass_rate': start_value(mdp, V) - tool_value(mdp, 'read'),
+    fewest = next(k for k in range(1, turns + 1) if V[mdp.index((k, 'new'))] >= value - 1e-9)
+    return {'pass_rate': value, 'blind_pass_rate': blind, 'read_value': value - blind,
             'test_value': tool_value(mdp, 'test'), 'fewest_turns': float(fewest),
-            **{f'{tool}_first_loss': V.max().item() - best[tool]
-               for tool in ('edit', 'test', 'submit')}}
+            **{f'{tool}_first_loss': value - best[tool] for tool in ('edit', 'test', 'submit')}}
 
 # %% auto #0
 _defined_in = {

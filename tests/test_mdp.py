@@ -167,8 +167,18 @@ def test_a_policy_that_never_ends_has_no_undiscounted_value():
 
 def test_value_iteration_refuses_endless_reward():
     mdp = arl.MDP(torch.ones(1, 1, 1), torch.ones(1, 1), torch.tensor([False]))
-    with pytest.raises(ValueError, match="max_sweeps is 30"):
-        arl.value_iteration(mdp, max_sweeps=30)
+    for sweeps in (30, 0):
+        with pytest.raises(ValueError, match=f"max_sweeps is {sweeps}"):
+            arl.value_iteration(mdp, max_sweeps=sweeps)
+
+
+def test_episodes_of_another_mdp_are_refused():
+    played = arl.sample_episodes(arl.repair_mdp(), arl.uniform_policy(arl.repair_mdp()), 5, torch.Generator().manual_seed(0))
+    for fn in (arl.monte_carlo_values, lambda mdp, episodes: arl.td_values(mdp, episodes, 0.1)):
+        with pytest.raises(ValueError, match="episodes has state"):
+            fn(toy(), played)
+        with pytest.raises(ValueError, match="episodes is a list"):
+            fn(toy(), [])
 
 
 @pytest.mark.parametrize(
@@ -332,6 +342,9 @@ def test_the_prediction_for_chapter_9():
     want = {"pass_rate": 1, "blind_pass_rate": 0.2, "read_value": 0.8, "test_value": 0, "fewest_turns": 3,
             "edit_first_loss": 0.8, "test_first_loss": 0, "submit_first_loss": 1}
     assert arl.repair_prediction() == pytest.approx(want, abs=1e-12)
+    short = arl.repair_prediction(turns=2)
+    assert short["pass_rate"] == pytest.approx(0.2) and short["fewest_turns"] == 2
+    assert short["edit_first_loss"] == pytest.approx(0) and short["test_first_loss"] == pytest.approx(0.2)
     assert arl.read_ceiling(0) == pytest.approx(0.2) and arl.read_ceiling(1) == pytest.approx(1)
     assert arl.read_ceiling(torch.tensor([0.0, 0.5])).tolist() == pytest.approx([0.2, 0.6])
     with pytest.raises(ValueError, match="read_share is 1.2"):
