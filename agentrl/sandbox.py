@@ -42,7 +42,7 @@ class RunResult:
     timed_out: bool
     truncated: bool
 
-# %% ../nbs/B_sandbox.ipynb #0e7ff6c9
+# %% ../nbs/B_sandbox.ipynb #6e539d78
 #@save
 @dataclass(frozen=True)
 class SandboxLimits:
@@ -58,12 +58,13 @@ class SandboxLimits:
 
     def __post_init__(self):
         least = {'wall_s': 0.01, 'memory_mb': 128, 'inodes': 16}
+        most = {'wall_s': 86400, 'cpu_s': 86400, 'file_mb': 2**16, 'threads': 1024}
         for field in fields(self):
-            value, bound = getattr(self, field.name), least.get(field.name, 1)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not (whole or field.name == 'wall_s' and isinstance(value, float)) or not bound <= value <= 2**20:
-                kind = 'number' if field.name == 'wall_s' else 'whole number'
-                raise ValueError(f'{field.name} is {value!r}; it must be a {kind} from {bound} to {2**20}')
+            value, low, high = getattr(self, field.name), least.get(field.name, 1), most.get(field.name, 2**20)
+            kind = (int, float) if field.name == 'wall_s' else int
+            if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
+                number = 'number' if field.name == 'wall_s' else 'whole number'
+                raise ValueError(f'{field.name} is {value!r}; it must be a {number} from {low} to {high}')
 
 # %% ../nbs/B_sandbox.ipynb #9f858a0a
 #@save
@@ -100,7 +101,7 @@ def canonical_bytes(value):
 def _sized(tag, data):
     return tag + struct.pack('>I', len(data)) + data
 
-# %% ../nbs/B_sandbox.ipynb #64f4a04c
+# %% ../nbs/B_sandbox.ipynb #1bb428d3
 #@save
 _NAMES = {'N': 'None', 'T': 'True', 'F': 'False', 'i': 'an int', 'f': 'a float', 'c': 'a complex', 's': 'a str', 'b': 'bytes',
           'l': 'a list', 't': 'a tuple', 'S': 'a set', 'Z': 'a frozenset', 'd': 'a dict'}
@@ -113,6 +114,8 @@ def exception_name(kind):
 def _right_reply(expected):
     """The only reply that counts as passed: `=` and a value's bytes, or `!` and an exception's name."""
     if isinstance(expected, type):
+        if not issubclass(expected, BaseException):
+            raise TypeError('an expected class must be an exception')
         return b'!' + exception_name(expected).encode()
     return b'=' + canonical_bytes(expected)
 
@@ -181,7 +184,7 @@ def _read_exactly(channel, size):
         size -= len(part)
     return b''.join(parts)
 
-# %% ../nbs/B_sandbox.ipynb #200db0fa
+# %% ../nbs/B_sandbox.ipynb #5e579dac
 #@save
 # Calls that a job may make freely: name, number on x86_64, number on aarch64 (-: it has none).
 ALLOWED_CALLS = '''
@@ -204,7 +207,7 @@ clock_nanosleep 230 115, nanosleep 35 101, gettimeofday 96 169, time 201 -, time
 setitimer 38 103, getitimer 36 102, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139,
 rt_sigpending 127 136, rt_sigsuspend 130 133, rt_sigtimedwait 128 137, sigaltstack 131 132, pause 34 -,
 restart_syscall 219 128, select 23 -, pselect6 270 72, poll 7 -, ppoll 271 73, epoll_create1 291 20,
-epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, eventfd2 290 19, getsockname 51 204, getsockopt 55 209,
+epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, eventfd2 290 19, getsockname 51 204,
 recvfrom 45 207, shutdown 48 210, getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174,
 geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158,
 getpgrp 111 -, getpgid 121 155, getsid 124 156, getrlimit 97 163, getrusage 98 165, getpriority 140 141,
@@ -213,11 +216,11 @@ sysinfo 99 179, uname 63 160, getrandom 318 278
 # Calls that a job may make only with certain arguments, and calls by which a job gives up rights.
 GUARDED_CALLS = '''
 kill 62 129, tgkill 234 131, clone 56 220, clone3 435 435, fcntl 72 25, ioctl 16 29, socketpair 53 199,
-sendto 44 206, prlimit64 302 261, prctl 157 167
+sendto 44 206, getsockopt 55 209, prlimit64 302 261, prctl 157 167
 '''
 LANDLOCK_CALLS = {'create_ruleset': 444, 'add_rule': 445, 'restrict_self': 446}  # the same on every machine
 
-# %% ../nbs/B_sandbox.ipynb #d58b0de6
+# %% ../nbs/B_sandbox.ipynb #d90049ed
 #@save
 _ARCHITECTURES = {'x86_64': (0, 0xC000003E), 'aarch64': (1, 0xC00000B7)}  # column of the tables, number of the kernel
 
@@ -242,16 +245,18 @@ def call_conditions(pid):
         'ioctl': [(2, everything, [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451])],  # asyncio needs FIONBIO, 0x5421
         'socketpair': [(0, everything, [1])],                                   # asyncio wakes itself through one
         'sendto': [(8, everything, [0]), (9, everything, [0])],                 # no address: only to the other end
+        'getsockopt': [(2, everything, [1]), (4, everything, [3, 4, 38, 39])],  # no handle on the peer's process
         'prlimit64': [(0, everything, [0]), (4, everything, [0]), (5, everything, [0])],  # ask, never set
         'prctl': [(0, everything, [15, 16])],                                   # the thread's name
     }
 
-# %% ../nbs/B_sandbox.ipynb #17cbd48e
+# %% ../nbs/B_sandbox.ipynb #4964a42d
 #@save
 _LOAD, _EQUAL, _AND, _RETURN = 0x20, 0x15, 0x54, 0x06  # opcodes of classic BPF
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
+_SOME_PID = b'\xfe\xed\xfa\x7e'  # stands for the process id until the job knows its own
 
-def seccomp_filter(pid, machine=None):
+def seccomp_filter(pid=struct.unpack('<I', _SOME_PID)[0], machine=None):
     """The filter program for process `pid`, as the kernel's 8-byte instructions: allow, refuse with EPERM, or kill.
 
     `clone3` is refused with ENOSYS, so that the C library falls back to `clone`, whose flags can be checked.
@@ -439,14 +444,15 @@ def _watch(server, child, waker, box):
         server.sendall(b'X' + struct.pack('>iI', os.waitstatus_to_exitcode(status), min(micros, 2**32 - 1)))
     return present
 
-# %% ../nbs/B_sandbox.ipynb #c027fb0a
+# %% ../nbs/B_sandbox.ipynb #5f13f790
 #@save
-_PRELOAD = '''abc argparse asyncio bisect collections.abc copy ctypes datetime decimal enum fractions heapq io itertools json
-numbers operator pprint random statistics string textwrap threading typing unittest'''.split()
+_PRELOAD = '''abc bisect collections.abc copy ctypes datetime decimal enum fractions heapq io itertools json
+numbers operator random resource statistics string textwrap threading typing'''.split()
 
 def _prepare_server(box):
     """Inside, once: another user if root, common modules loaded before the forks, a clean module path."""
     box['jobs'], box['abi'] = 0, landlock_abi() if sys.platform == 'linux' else 0
+    box['filter'] = b'' if box['tier'] == 'unsafe' else seccomp_filter()
     for name in _PRELOAD:
         importlib.import_module(name)
     box['preloaded'] = {name.split('.')[0] for name in set(sys.modules) - set(box['bare'])}
@@ -475,7 +481,7 @@ def _clear_folder(box):
         if folder != top:
             os.rmdir(folder)
 
-# %% ../nbs/B_sandbox.ipynb #fccdb703
+# %% ../nbs/B_sandbox.ipynb #06f3b36f
 #@save
 def _job(descriptors, box):
     """Inside, in the fork: shut every door, tell the parent, then run model code. Never returns."""
@@ -484,7 +490,7 @@ def _job(descriptors, box):
         try:
             _shut_doors(box)
             order = marshal.loads(_read_frame(channel))
-            problem = _write_files(order['files'])
+            problem = _write_files(order['files'], box)
             os.write(report, b'f' + problem.encode('utf-8', 'replace')[:400] if problem else b'k')
         except BaseException as error:
             os.write(report, f'!{type(error).__name__}: {error}'.encode('utf-8', 'replace')[:400])
@@ -515,7 +521,7 @@ def _stage(descriptors):
     os.closerange(len(places), 4096)
     return 3, 4
 
-# %% ../nbs/B_sandbox.ipynb #ece6ee0f
+# %% ../nbs/B_sandbox.ipynb #866302be
 #@save
 def _shut_doors(box):
     """Inside a job: each barrier of its tier, in the order in which the next one still can be built."""
@@ -541,12 +547,14 @@ def _shut_doors(box):
         if box['abi'] and 'landlock' not in leave:
             _lock_files(box['readable'], writable)
         if 'seccomp' not in leave:
-            _filter_calls(seccomp_filter(os.getpid()))
+            _filter_calls(box['filter'].replace(_SOME_PID, struct.pack('<I', os.getpid())))
 
-# %% ../nbs/B_sandbox.ipynb #6c2f62f4
+# %% ../nbs/B_sandbox.ipynb #65bbe596
 #@save
-def _write_files(files):
-    """Inside a job: the episode's files into the current folder; what is wrong with one, or ''."""
+_FILE_FAULTS = (errno.EFBIG, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL)
+
+def _write_files(files, box):
+    """Inside a job: the episode's files into the current folder; what is wrong with one, or ''. Any other trouble is ours."""
     for path, text in files.items():
         try:
             if os.path.dirname(path):
@@ -554,6 +562,8 @@ def _write_files(files):
             with open(path, 'wb') as file:
                 file.write(text)
         except OSError as error:
+            if error.errno not in _FILE_FAULTS and (error.errno != errno.ENOSPC or box['tier'] != 'bwrap'):
+                raise
             return f'{path!r} cannot be written: {error.strerror}'
     return ''
 
@@ -765,7 +775,7 @@ class _Server:
         finally:
             self.process.stderr.close()
 
-# %% ../nbs/B_sandbox.ipynb #42e34f9e
+# %% ../nbs/B_sandbox.ipynb #f216cd2a
 #@save
 class _Job:
     """The parent's end of one job: its channel, its report pipe and, for a program, its two outputs."""
@@ -847,9 +857,9 @@ class _Job:
 
     def collect(self, deadline, most):
         """Read both outputs until the job has ended or is late; `([bytes, bytes], late, cut)`, `most` bytes kept of each."""
-        kept, late, cut = {number: bytearray() for number in self.outputs}, False, False
+        kept, late, cut = {number: bytearray() for number in self.outputs}, False, 0
         unread = dict(kept)
-        while self.status is None and not late:
+        while self.status is None and not late and cut < 64 * most:  # who writes on and on is stopped
             poll = select.poll()
             for number in (*unread, self.server.socket.fileno()):
                 poll.register(number, select.POLLIN)
@@ -859,26 +869,27 @@ class _Job:
                 if number == self.server.socket.fileno():
                     self.status = self.server.report(b'X')
                 else:
-                    cut |= self._read(number, unread, most)
+                    cut += self._read(number, unread, most)
         self.end()
         for number in [x for x in self.outputs for _ in range(4)]:  # what the pipes still hold: 64 KiB each
             os.set_blocking(number, False)
-            cut |= number in unread and self._read(number, unread, most)
-        return list(kept.values()), late, cut
+            cut += self._read(number, unread, most)
+        return list(kept.values()), late, cut > 0
 
     def _read(self, number, unread, most):
-        """Move what an output holds to its text; True if some of it did not fit."""
+        """Move what an output holds to its text; how many bytes did not fit."""
         try:
-            part = os.read(number, 2**16)
+            part = os.read(number, 2**16) if number in unread else b''
         except BlockingIOError:
-            return False
-        room = most - len(unread[number])
-        unread[number] += part[:room]
-        if not part:
-            del unread[number]
-        return len(part) > room
+            return 0
+        room = most - len(unread.get(number, b''))
+        if part:
+            unread[number] += part[:room]
+        else:
+            unread.pop(number, None)
+        return max(0, len(part) - room)
 
-# %% ../nbs/B_sandbox.ipynb #5aeec912
+# %% ../nbs/B_sandbox.ipynb #9572a2d6
 #@save
 class SandboxWarning(UserWarning):
     """The sandbox runs, with less than its strongest tier."""
@@ -891,11 +902,11 @@ HOW_TO = ('On Linux install bubblewrap (Debian: `apt-get install bubblewrap`) an
           "tier='unsafe' has no barriers: only for code that you wrote yourself")
 
 def _spare_user(worker):
-    """A user id that nobody has, one for each worker, within what this machine's user namespace maps."""
+    """A user id that nobody has, one for each worker, within what this machine's user namespace maps; None if it maps too few."""
     ranges = [list(map(int, line.split())) for line in Path('/proc/self/uid_map').read_text().splitlines()]
     if ranges[0][2] > 2**31:
         return 10**9 + os.getpid() % 2**22 * 128 + worker
-    return ranges[-1][0] + ranges[-1][2] - 2 - worker
+    return ranges[-1][0] + ranges[-1][2] - 2 - worker if ranges[-1][2] > 1000 else None
 
 
 def _count_threads():
@@ -953,7 +964,7 @@ def signals(secret, port, limits): os.kill(os.getppid(), 0)
 def memory(secret, port, limits): bytearray(limits['memory_mb'] * 2**20)
 '''
 
-# %% ../nbs/B_sandbox.ipynb #7384b7ea
+# %% ../nbs/B_sandbox.ipynb #8ce83bd6
 #@save
 _PROBE += '''
 def kernel(secret, port, limits):  # execve, ptrace, process_vm_readv, unshare, mount, bpf, io_uring, keyctl, memfd, shmget
@@ -966,7 +977,8 @@ def kernel(secret, port, limits):  # execve, ptrace, process_vm_readv, unshare, 
 
 def large_file(secret, port, limits):
     with open('large', 'wb', 0) as file:
-        while file.tell() <= limits['file_mb'] * 2**20: file.write(bytes(2**16))
+        file.seek(limits['file_mb'] * 2**20)
+        file.write(b'x')
 
 def threads(secret, port, limits):
     release = threading.Event()
@@ -1073,8 +1085,13 @@ def _server_settings(tier, limits, workers, leave_out, base):
         box['packages'] = sorted({os.path.dirname(x) for x in interpreter_files()['packages']})
     return box, environment
 
-# %% ../nbs/B_sandbox.ipynb #02b9cfbe
+# %% ../nbs/B_sandbox.ipynb #39cdba2c
 #@save
+def _remove_folder(path, owner):
+    if os.getpid() == owner:  # not in a process that was forked from ours and ends earlier
+        shutil.rmtree(path, ignore_errors=True)
+
+
 class _Pool:
     """The fork servers of one tier: started once, lent to one job at a time, replaced when one breaks."""
 
@@ -1083,7 +1100,7 @@ class _Pool:
         self.owner, self.idle, self.base, self._remove = os.getpid(), queue.LifoQueue(), None, lambda: None
         if tier != 'bwrap':
             self.base = Path(tempfile.mkdtemp(prefix='agentrl-sandbox-'))
-            self._remove = weakref.finalize(self, shutil.rmtree, str(self.base), ignore_errors=True)
+            self._remove = weakref.finalize(self, _remove_folder, str(self.base), os.getpid())
             self.base.chmod(0o711)
         self.servers = []
         try:
@@ -1104,7 +1121,7 @@ class _Pool:
         if self.base:
             box['folder'] = str(self.base / f'worker{number}')
             os.makedirs(box['folder'], 0o700, exist_ok=True)
-            if root:
+            if box['uid'] is not None:
                 os.chown(box['folder'], box['uid'], box['uid'])
         return _Server(self.command, box, self.environment)
 
@@ -1290,12 +1307,13 @@ def _run(pool, limits, files, argv, timeout):
                 return RunResult(*(x.decode('utf-8', 'replace') for x in texts), job.status[0], late, cut)
     return RunResult('', problem + '\n', 126, False, False)
 
-# %% ../nbs/B_sandbox.ipynb #7c7a0983
+# %% ../nbs/B_sandbox.ipynb #a2e82b1b
 #@save
 def open_pool(tier, limits, workers, leave_out):
     """The fork servers of a tier, or of the strongest that works; warns of what it lacks. SandboxError if none works."""
-    failures, pool = {}, None
+    failures = {}
     for candidate in ('bwrap', 'landlock') if tier == 'auto' else (tier,):
+        pool = None
         try:
             pool = _Pool(candidate, limits, workers, leave_out)
             if candidate != 'unsafe' and not leave_out:
