@@ -358,5 +358,6 @@ _defined_in = {
     'section 3.4 (nbs/03_policy.ipynb#sec-tinyagent)': ['check_sizes', 'Decoder', 'TinyAgent', 'causal_attention'],
     'section 3.5 (nbs/03_policy.ipynb#sec-kv-cache)': ['KVCache', 'extend', 'attention_blocks', 'AttentionBlock', 'cached_attention'],
     'section 3.6 (nbs/03_policy.ipynb#sec-logprobs)': ['selected_log_probs', 'entropy_from_logits', 'entropy_of', 'masked_mean'],
-    'section 3.7 (nbs/03_policy.ipynb#sec-sampling)': ['check_temperature', 'sample_tokens', 'check_filter', 'filter_logits'],
+    'section 3.7 (nbs/03_policy.ipynb#sec-sampling)': ['check_temperature', 'sample_tokens'],
+    'section 3.8 (nbs/03_policy.ipynb#sec-other-policies)': ['check_filter', 'filter_logits'],
 }
