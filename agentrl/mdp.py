@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-# %% ../nbs/02_decision_processes.ipynb #4f87d570
+# %% ../nbs/02_decision_processes.ipynb #32b02214
 #@save
 def _table(name, value, shape):
     try:
@@ -44,7 +44,13 @@ def _names(name, value, n):
         raise ValueError(f'{name}: {len(set(names))} different names; allowed are {n}')
     return names
 
-# %% ../nbs/02_decision_processes.ipynb #58de1087
+def _find(name, value, names):
+    if value not in names:
+        raise ValueError(f'{name} is {value!r}; allowed are {", ".join(map(repr, names[:12]))}'
+                         + ', ...' * (len(names) > 12))
+    return names.index(value)
+
+# %% ../nbs/02_decision_processes.ipynb #afc16e7f
 #@save
 @dataclass(frozen=True, eq=False)
 class MDP:
@@ -75,15 +81,11 @@ class MDP:
 
     def index(self, state):
         """Row of a state's name, an int; ValueError for an unknown name."""
-        if state not in self.states:
-            raise ValueError(f'state is {state!r}; allowed are {self.states[:10]} ...')
-        return self.states.index(state)
+        return _find('state', state, self.states)
 
     def action_index(self, action):
         """Column of an action's name, an int; ValueError for an unknown name."""
-        if action not in self.actions:
-            raise ValueError(f'action is {action!r}; allowed are {self.actions}')
-        return self.actions.index(action)
+        return _find('action', action, self.actions)
 
 # %% ../nbs/02_decision_processes.ipynb #429d6be0
 #@save
