@@ -444,7 +444,7 @@ def _watch(server, child, waker, box):
         server.sendall(b'X' + struct.pack('>iI', os.waitstatus_to_exitcode(status), min(micros, 2**32 - 1)))
     return present
 
-# %% ../nbs/B_sandbox.ipynb #5f13f790
+# %% ../nbs/B_sandbox.ipynb #402c6ec4
 #@save
 _PRELOAD = '''abc bisect collections.abc copy ctypes datetime decimal enum fractions heapq io itertools json
 numbers operator random resource statistics string textwrap threading typing'''.split()
@@ -461,7 +461,8 @@ def _prepare_server(box):
         _do('prctl', 4, 1, 0, 0, 0)  # changing the user made /proc/self root's
     sys.path[:] = [x for x in sys.path if x and not x.endswith('.zip')]
 
-
+# %% ../nbs/B_sandbox.ipynb #67c29d8b
+#@save
 def _clear_folder(box):
     """Remove what a job wrote to a real folder, however deep and whatever its permissions. A tmpfs needs none of this."""
     top = box['folder']
@@ -481,7 +482,7 @@ def _clear_folder(box):
         if folder != top:
             os.rmdir(folder)
 
-# %% ../nbs/B_sandbox.ipynb #06f3b36f
+# %% ../nbs/B_sandbox.ipynb #12d4a670
 #@save
 def _job(descriptors, box):
     """Inside, in the fork: shut every door, tell the parent, then run model code. Never returns."""
@@ -508,7 +509,8 @@ def _job(descriptors, box):
     finally:
         os._exit(70)
 
-
+# %% ../nbs/B_sandbox.ipynb #09b92f6f
+#@save
 def _stage(descriptors):
     """Descriptors to their places: 0 empty, 1 and 2 output (or nothing), 3 the channel, 4 the report; no others."""
     os.setsid()
@@ -603,7 +605,7 @@ def _run_program(argv, box):
         traceback.print_exception(type(error), error, trace)
     _finish(code)
 
-# %% ../nbs/B_sandbox.ipynb #a53ad150
+# %% ../nbs/B_sandbox.ipynb #a2dc8da2
 #@save
 def _run_main(program):
     """Inside a job: a file, `-m` and a module, or `-c` and code, as the main module."""
@@ -631,7 +633,8 @@ def _run_main(program):
         raise SystemExit(2)
     exec(compile(source, name, 'exec'), module.__dict__)
 
-
+# %% ../nbs/B_sandbox.ipynb #44f8bfad
+#@save
 def _finish(code):
     """Inside a job: what an interpreter does last: wait for threads, call exit functions, flush, end."""
     try:
@@ -714,7 +717,7 @@ def _own_source():
     path = globals().get('__file__') or importlib.util.find_spec('agentrl.sandbox').origin
     return Path(path).read_text(encoding='utf-8')
 
-# %% ../nbs/B_sandbox.ipynb #a88448d7
+# %% ../nbs/B_sandbox.ipynb #e5e5cdf7
 #@save
 def _wait(descriptor, writing, deadline):
     """Wait until a descriptor is ready or closed; False if the time is over first."""
@@ -723,22 +726,28 @@ def _wait(descriptor, writing, deadline):
     return bool(poll.poll(max(0, deadline - time.monotonic()) * 1000))
 
 
+def _spawn(command, environment):
+    """Start a fork server; `(our end of its socket, process)`."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(60)
+    try:
+        return ours, subprocess.Popen(
+            [*command, '-s', '-S', '-B', '-X', 'utf8', '-c', _BOOT, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], env=environment, cwd='/', start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    except OSError as error:
+        ours.close()
+        raise SandboxError(f'{command[0]} does not start: {error.strerror}') from None
+    finally:
+        theirs.close()
+
+# %% ../nbs/B_sandbox.ipynb #43896318
+#@save
 class _Server:
     """The parent's end of one fork server."""
 
     def __init__(self, command, box, environment):
-        self.socket, theirs = socket.socketpair()
-        try:
-            self.process = subprocess.Popen(
-                [*command, '-s', '-S', '-B', '-X', 'utf8', '-c', _BOOT, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], env=environment, cwd='/', start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        except OSError as error:
-            self.socket.close()
-            raise SandboxError(f'{command[0]} does not start: {error.strerror}') from None
-        finally:
-            theirs.close()
-        self.socket.settimeout(20)
+        self.socket, self.process = _spawn(command, environment)
         self.data = marshal.dumps((_own_source(), box))
 
     def ready(self):
@@ -775,88 +784,47 @@ class _Server:
         finally:
             self.process.stderr.close()
 
-# %% ../nbs/B_sandbox.ipynb #f216cd2a
+# %% ../nbs/B_sandbox.ipynb #75c1e4de
 #@save
-class _Job:
-    """The parent's end of one job: its channel, its report pipe and, for a program, its two outputs."""
-
-    def __init__(self, server, outputs):
-        self.server, self.outputs = server, []
-        self.channel, theirs = socket.socketpair()
-        self.reporter, report = os.pipe()
-        sent = [theirs.fileno(), report]
-        for _ in range(outputs):
-            ours, their = os.pipe()
-            self.outputs.append(ours)
-            sent.append(their)
-        try:
-            socket.send_fds(server.socket, [b'J'], sent)
-            self.status = None
-        finally:
-            theirs.close()
-            for number in sent[1:]:
-                os.close(number)
-        self.channel.setblocking(False)
-
-    def begin(self, order):
-        """Hand over the files; what is wrong with them, or ''. A job whose doors did not shut is a SandboxError."""
-        deadline = time.monotonic() + 20
-        self.send(marshal.dumps(order), deadline)
-        said = b''
-        while _wait(self.reporter, False, deadline):
-            part = os.read(self.reporter, 4096)
-            said += part
-            if not part:
-                break
-        if said[:1] not in (b'k', b'f'):
-            raise SandboxError(f'a job could not be set up: {said[1:].decode("utf-8", "replace") or "no message"}')
-        return said[1:].decode('utf-8', 'replace')
-
-    def end(self):
-        """Kill the job if it still runs, and wait until it is reaped; `(exit status, CPU microseconds)`."""
-        if self.status is None:
-            self.server.socket.sendall(b'K')
-            self.status = self.server.report(b'X')
-        return self.status
-
-    def close(self):
-        self.channel.close()
-        for number in (self.reporter, *self.outputs):
-            os.close(number)
+class _Frames:
+    """Frames over a job's channel: a length of four bytes, then that many bytes; never later than a deadline."""
 
     def send(self, data, deadline):
         """One frame; False if the job no longer takes it or the time is over."""
         data = memoryview(struct.pack('>I', len(data)) + data)
-        while data:
-            if not _wait(self.channel, True, deadline):
-                return False
-            try:
+        try:
+            while data:
+                if not _wait(self.channel, True, deadline):
+                    return False
                 data = data[self.channel.send(data):]
-            except OSError:
-                return False
+        except OSError:
+            return False
         return True
 
     def receive(self, deadline):
-        """One frame of at most REPLY_BYTES, or None: the job has ended, cheats, or is late."""
+        """One frame of at most REPLY_BYTES, or None: the job has ended, breaks the protocol, or is late."""
         data, size = bytearray(), 4
         while len(data) < size:
-            if not _wait(self.channel, False, deadline):
-                return None
             try:
-                part = self.channel.recv(min(size - len(data), 2**16))
+                part = self.channel.recv(min(size - len(data), 2**16)) if _wait(self.channel, False, deadline) else b''
             except OSError:
-                return None
-            data += part
+                part = b''
             if not part:
                 return None
+            data += part
             if size == 4 and len(data) == 4:
                 size += struct.unpack('>I', data)[0]
                 if size > REPLY_BYTES + 4:
                     return None
         return bytes(data[4:])
 
+# %% ../nbs/B_sandbox.ipynb #599ff679
+#@save
+class _Outputs:
+    """The two output pipes of a program."""
+
     def collect(self, deadline, most):
-        """Read both outputs until the job has ended or is late; `([bytes, bytes], late, cut)`, `most` bytes kept of each."""
+        """Read both until the job has ended or is late; `([bytes, bytes], late, cut)`, `most` bytes kept of each."""
         kept, late, cut = {number: bytearray() for number in self.outputs}, False, 0
         unread = dict(kept)
         while self.status is None and not late and cut < 64 * most:  # who writes on and on is stopped
@@ -888,6 +856,56 @@ class _Job:
         else:
             unread.pop(number, None)
         return max(0, len(part) - room)
+
+# %% ../nbs/B_sandbox.ipynb #c4fdba1d
+#@save
+class _Job(_Frames, _Outputs):
+    """The parent's end of one job: its channel, its report pipe and, for a program, its two outputs."""
+
+    def __init__(self, server, outputs):
+        self.server, self.outputs, self.status = server, [], None
+        self.channel, theirs = socket.socketpair()
+        self.reporter, report = os.pipe()
+        sent = [theirs.fileno(), report]
+        for _ in range(outputs):
+            ours, their = os.pipe()
+            self.outputs.append(ours)
+            sent.append(their)
+        try:
+            socket.send_fds(server.socket, [b'J'], sent)
+        except OSError:
+            self.close()
+            raise
+        finally:
+            theirs.close()
+            for number in sent[1:]:
+                os.close(number)
+        self.channel.setblocking(False)
+
+    def begin(self, order):
+        """Hand over the files; what is wrong with them, or ''. A job whose doors did not shut is a SandboxError."""
+        deadline, said = time.monotonic() + 60, b''
+        self.send(marshal.dumps(order), deadline)
+        while _wait(self.reporter, False, deadline):
+            part = os.read(self.reporter, 4096)
+            said += part
+            if not part:
+                break
+        if said[:1] not in (b'k', b'f'):
+            raise SandboxError(f'a job could not be set up: {said[1:].decode("utf-8", "replace") or "no message"}')
+        return said[1:].decode('utf-8', 'replace')
+
+    def end(self):
+        """Kill the job if it still runs, and wait until it is reaped; `(exit status, CPU microseconds)`."""
+        if self.status is None:
+            self.server.socket.sendall(b'K')
+            self.status = self.server.report(b'X')
+        return self.status
+
+    def close(self):
+        self.channel.close()
+        for number in (self.reporter, *self.outputs):
+            os.close(number)
 
 # %% ../nbs/B_sandbox.ipynb #9572a2d6
 #@save
@@ -1047,7 +1065,7 @@ def encode_files(files, limits):
         return {}, f'{len(files)} files of {size} bytes are too many or too large'
     return encoded, ''
 
-# %% ../nbs/B_sandbox.ipynb #52c500ba
+# %% ../nbs/B_sandbox.ipynb #b64ae373
 #@save
 def _tier_command(tier):
     """The command that a tier's fork servers start with; SandboxError if this machine cannot have the tier."""
@@ -1068,7 +1086,8 @@ def _tier_command(tier):
         raise SandboxError('`bwrap` (bubblewrap) is not installed')
     return [*bwrap_command(bwrap, os.geteuid() == 0), interpreter_files()['python']]
 
-
+# %% ../nbs/B_sandbox.ipynb #d06ad021
+#@save
 def _server_settings(tier, limits, workers, leave_out, base):
     """What the fork servers of a tier are told, `(box, environment)`; `base` is a folder of ours, or None in tier bwrap."""
     environment = {'PATH': '/usr/bin:/bin', 'LANG': 'C.UTF-8', 'PYTHONHASHSEED': '0', 'HOME': '/tmp', 'TMPDIR': '/tmp'}
@@ -1085,15 +1104,15 @@ def _server_settings(tier, limits, workers, leave_out, base):
         box['packages'] = sorted({os.path.dirname(x) for x in interpreter_files()['packages']})
     return box, environment
 
-# %% ../nbs/B_sandbox.ipynb #39cdba2c
+# %% ../nbs/B_sandbox.ipynb #0c784232
 #@save
 def _remove_folder(path, owner):
     if os.getpid() == owner:  # not in a process that was forked from ours and ends earlier
         shutil.rmtree(path, ignore_errors=True)
 
 
-class _Pool:
-    """The fork servers of one tier: started once, lent to one job at a time, replaced when one breaks."""
+class _Servers:
+    """The fork servers of one tier, started once."""
 
     def __init__(self, tier, limits, workers, leave_out):
         self.command, self.tier, self.restarts, self.closed = _tier_command(tier), tier, 0, False
@@ -1124,6 +1143,19 @@ class _Pool:
             if box['uid'] is not None:
                 os.chown(box['folder'], box['uid'], box['uid'])
         return _Server(self.command, box, self.environment)
+
+    def close(self):
+        """End all servers and remove what was staged."""
+        self.closed = True
+        for server in filter(None, self.servers):
+            server.stop()
+        self.servers = [None] * len(self.servers)
+        self._remove()
+
+# %% ../nbs/B_sandbox.ipynb #513782ec
+#@save
+class _Pool(_Servers):
+    """Fork servers, each lent to one job at a time and replaced when it breaks."""
 
     @contextmanager
     def job(self, outputs=0):
@@ -1158,15 +1190,7 @@ class _Pool:
             self.servers[number].stop()
         self.servers[number] = None
 
-    def close(self):
-        """End all servers and remove what was staged."""
-        self.closed = True
-        for server in filter(None, self.servers):
-            server.stop()
-        self.servers = [None] * len(self.servers)
-        self._remove()
-
-# %% ../nbs/B_sandbox.ipynb #b6a65f3f
+# %% ../nbs/B_sandbox.ipynb #f5763822
 #@save
 def _self_test(pool, limits):
     """Raises SandboxError unless an honest job passes and a probe of each barrier fails."""
@@ -1180,25 +1204,26 @@ def _self_test(pool, limits):
         shared = (str(secret), listener.getsockname()[1], asdict(limits))
         probes = PROBES if pool.tier == 'bwrap' else PROBES[:-2]
         tests = [(('honest_job', *shared), [6, 'slept']), *(((name, *shared), 'stopped') for name in probes)]
-        passes, why, _ = _one_job(pool, {'probe.py': _PROBE.encode()}, 'probe', check_calls({'probe.py': _PROBE}, 'probe', tests), 20)
+        passes, why = _one_job(pool, {'probe.py': _PROBE.encode()}, 'probe', check_calls({'probe.py': _PROBE}, 'probe', tests), 20)
         if not passes or not passes[0]:
             raise SandboxError(f'an honest job fails its self-test: {why}')
         left = [name for name, passed in zip(probes, [*passes[1:], *[False] * len(probes)]) if not passed]
         if left or secret.read_text() != 'open' or len(os.listdir(folder)) != 1:
             raise SandboxError(f'the self-test got past {", ".join(left)}')
 
-
+# %% ../nbs/B_sandbox.ipynb #dea5a0ce
+#@save
 def _one_job(pool, files, fn_name, calls, seconds):
-    """One fork for some calls: `([passed, ...], why not, SandboxError-free)`; a missing answer ends the list."""
+    """One fork for some calls: `([passed, ...], why not)`; a missing answer ends the list."""
     passes, why = [], ''
     with pool.job() as job:
         problem = job.begin({'mode': 'grade', 'files': files, 'name': fn_name})
         if problem:
-            return passes, problem, 0
+            return passes, problem
         deadline = time.monotonic() + seconds
         loaded = job.receive(deadline)
         if loaded is not None and loaded != b'L':
-            return passes, f'{fn_name}.py does not load: {_describe(loaded)}', 0
+            return passes, f'{fn_name}.py does not load: {_describe(loaded)}'
         for arguments, right in calls if loaded else ():
             reply = job.receive(deadline) if job.send(arguments, deadline) else None
             if reply is None:
@@ -1210,7 +1235,7 @@ def _one_job(pool, files, fn_name, calls, seconds):
             late, place = time.monotonic() >= deadline, f'call {len(passes) + 1}' if loaded else 'loading'
             status, micros = job.end()
             why = why or f'{place}: no answer; {_cause(late, status, micros, pool.box["limits"])}'
-    return passes, why, 0
+    return passes, why
 
 
 def _cause(late, status, micros, limits):
@@ -1221,7 +1246,21 @@ def _cause(late, status, micros, limits):
         return f'it used its {limits["cpu_s"]} s of CPU'
     return f'the process ended or broke the protocol (status {status})'
 
-# %% ../nbs/B_sandbox.ipynb #36c3a80e
+# %% ../nbs/B_sandbox.ipynb #d1578bbb
+#@save
+def _check_settings(limits, tier, workers):
+    """The number of workers. Raises ValueError for a wrong setting."""
+    if not isinstance(limits, SandboxLimits):
+        raise ValueError(f'limits is {limits!r:.80}; it must be a SandboxLimits')
+    if tier not in (*TIERS, 'auto'):
+        raise ValueError(f'tier is {tier!r}; it must be one of {(*TIERS, "auto")}')
+    if workers is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    if type(workers) is not int or not 1 <= workers <= 64:
+        raise ValueError(f'workers is {workers!r}; it must be a whole number from 1 to 64, or None for one a core')
+    return workers
+
+# %% ../nbs/B_sandbox.ipynb #2ff8f107
 #@save
 class Sandbox:
     """Runs and grades untrusted code; a context manager. `print` it to see the tier and the number of workers.
@@ -1232,16 +1271,8 @@ class Sandbox:
     """
 
     def __init__(self, limits=SandboxLimits(), tier='auto', workers=None, *, _leave_out=()):
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-        workers = cores if workers is None else workers
-        if not isinstance(limits, SandboxLimits):
-            raise ValueError(f'limits is {limits!r:.80}; it must be a SandboxLimits')
-        if tier not in (*TIERS, 'auto'):
-            raise ValueError(f'tier is {tier!r}; it must be one of {(*TIERS, "auto")}')
-        if type(workers) is not int or not 1 <= workers <= 64:
-            raise ValueError(f'workers is {workers!r}; it must be a whole number from 1 to 64, or None for one a core')
-        self.limits, self.workers = limits, workers
-        self._pool = open_pool(tier, limits, workers, tuple(_leave_out))
+        self.limits, self.workers = limits, _check_settings(limits, tier, workers)
+        self._pool = open_pool(tier, limits, self.workers, tuple(_leave_out))
         self.tier = self._pool.tier
 
     def __repr__(self):
@@ -1273,7 +1304,7 @@ class Sandbox:
         """
         return _run(self._pool, self.limits, files, argv, timeout)
 
-# %% ../nbs/B_sandbox.ipynb #659ffcae
+# %% ../nbs/B_sandbox.ipynb #3e672431
 #@save
 def _grade(pool, limits, files, fn_name, tests, fresh_state):
     calls, start = check_calls(files, fn_name, tests), time.monotonic()
@@ -1281,14 +1312,15 @@ def _grade(pool, limits, files, fn_name, tests, fresh_state):
     passed, spent = 0, 0.0
     for some in ([] if why else [[call] for call in calls] if fresh_state else [calls]):
         begun = time.monotonic()
-        passes, reason, _ = _one_job(pool, encoded, fn_name, some, limits.wall_s - spent)
+        passes, reason = _one_job(pool, encoded, fn_name, some, limits.wall_s - spent)
         spent += time.monotonic() - begun
         passed += sum(passes)
         why = why or reason
     right = passed == len(calls) and not why
     return Verdict(float(right), passed, len(calls), why, time.monotonic() - start)
 
-
+# %% ../nbs/B_sandbox.ipynb #17d7ac2d
+#@save
 def _run(pool, limits, files, argv, timeout):
     _check_files(files)
     if not isinstance(argv, (list, tuple)) or not argv or not all(isinstance(x, str) for x in argv):

@@ -551,10 +551,10 @@ def test_runs_are_reproducible(box):
 
 
 def test_limits_hold_and_leave_what_they_allow():
-    with short("bwrap", threads=8, file_mb=2, disk_mb=4, inodes=32, memory_mb=256) as box:
+    with short("bwrap", threads=8, file_mb=2, disk_mb=4, inodes=32, memory_mb=768) as box:
         code = """
 import os, threading
-try: room = bytearray(256 * 2**20)
+try: room = bytearray(768 * 2**20)
 except MemoryError: room = bytearray(64 * 2**20)
 release, alive = threading.Event(), 1
 try:
