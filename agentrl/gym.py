@@ -650,7 +650,7 @@ class GymnasiumSpaces(_gymnasium.Env if _gymnasium else object):
             raise ValueError(f'action is {action!r}; it must be in {self.action_space}')
         return CALLS[action]
 
-# %% ../nbs/04_bugfix_gym.ipynb #b373bf73
+# %% ../nbs/04_bugfix_gym.ipynb #e36a0735
 #@save
 class BugFixGymnasium(GymnasiumSpaces):
     """The gym as a `gymnasium.Env`, id 'agentrl/BugFix-v0': observations are texts, action i is the call `CALLS[i]`.
@@ -667,7 +667,10 @@ class BugFixGymnasium(GymnasiumSpaces):
         return task.issue, {'task': task.name, 'n_turns': 0}
 
     def step(self, action):
-        """Makes a call -> (reply, reward, terminated: submitted, truncated: out of turns, info: at the end all of it)."""
+        """Makes a call -> (reply, reward, terminated: submitted, truncated: out of turns, info).
+
+        `info` has the task's name and the turns used, and after the last turn all of `final_info`.
+        """
         call = self.call(action)
         obs, reward, done, info = self.env.step(call)
         self.lines += [call, obs]
