@@ -180,13 +180,13 @@ def sample_groups(model, env_factory, tasks, tok, cfg, generator):
     for i, traj in enumerate(trajs): traj.info['group'] = i // cfg.group_size
     return trajs
 
-# %% ../nbs/09_grpo.ipynb #5db34eb0
+# %% ../nbs/09_grpo.ipynb #7aeb43f8
 #@save
 def episode_stats(traj):
     """What one episode did, as a dict of floats; `behavior_stats` says what each is."""
     info = traj.info
     calls = [parse_call(action) for action in info['actions']]
-    count = lambda tool: float(sum(call is not None and call[0] == tool for call in calls))
+    count = lambda tool: float(calls.count((tool, None)))
     edits = [call[1] for call in calls if call is not None and call[0] == 'edit' and call[1] in EDIT_OPS]
     return {'pass_rate': float(info['hidden_pass']), 'reward': float(traj.reward), 'reads': count('read'),
             'tests': count('test'), 'edits': float(len(edits)), 'turns': float(info['n_turns']),

@@ -199,12 +199,12 @@ def test_behaviour_is_counted_per_episode():
         episode([read, right, test, submit], reward=1.0, passed=True, length=30),
         episode([wrong, right, right, "<call> edit </call>", "<call> edit x </call>", "read"]),
         episode([submit], length=20),
-        episode([read, read, test], reward=0.5),
+        episode([read, read, test, "<call> read all </call>", "<call> test 1 </call>"], reward=0.5),
     ]
-    got = arl.behavior_stats(trajs)
+    got = arl.behavior_stats(trajs)  # only what the environment takes as a read or a test counts
     assert got == {
         "pass_rate": 1 / 4, "reward": 1.5 / 4, "reads": 3 / 4, "tests": 2 / 4, "edits": 4 / 4,
-        "first_edit_right": 1 / 4, "turns": 14 / 4, "length": 70 / 4,
+        "first_edit_right": 1 / 4, "turns": 16 / 4, "length": 70 / 4,
     }  # fmt: skip
     assert all(type(v) is float for v in got.values())
 
