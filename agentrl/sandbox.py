@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['REPLY_BYTES', 'ALLOWED_CALLS', 'GUARDED_CALLS', 'LANDLOCK_CALLS', 'READ_FILE', 'READ_DIR', 'WRITE_FILE', 'CAN_RUN',
-           'TIERS', 'HOW_TO', 'PROBES', 'SandboxError', 'Verdict', 'RunResult', 'SandboxLimits', 'canonical_bytes',
-           'exception_name', 'call_numbers', 'call_conditions', 'seccomp_filter', 'landlock_abi', 'interpreter_files',
-           'bwrap_command', 'SandboxWarning', 'check_calls', 'encode_files', 'Sandbox', 'open_pool']
+           'TIERS', 'HOW_TO', 'PROBES', 'SandboxLimits', 'SandboxError', 'Verdict', 'RunResult', 'canonical_bytes',
+           'exception_name', 'check_calls', 'encode_files', 'call_numbers', 'call_conditions', 'seccomp_filter',
+           'landlock_abi', 'interpreter_files', 'bwrap_command', 'SandboxWarning', 'open_pool', 'Sandbox']
 
 # %% ../nbs/B_sandbox.ipynb #2d6170ee
 #@save
@@ -16,6 +16,30 @@ import traceback, types, warnings, weakref
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
+# %% ../nbs/B_sandbox.ipynb #6e539d78
+#@save
+@dataclass(frozen=True)
+class SandboxLimits:
+    """What one job may use; a wrong value is a ValueError that names it."""
+    wall_s: float = 10      # seconds by the clock, all calls of an episode together
+    cpu_s: int = 5          # seconds of CPU
+    memory_mb: int = 1024   # MiB of address space, the interpreter's included
+    file_mb: int = 1        # MiB of one written file
+    disk_mb: int = 16       # MiB of all files
+    inodes: int = 512       # files and folders
+    output_kb: int = 1024   # KiB kept of each output stream
+    threads: int = 64       # threads alive at once, the main one included
+
+    def __post_init__(self):
+        least = {'wall_s': 0.01, 'memory_mb': 128, 'inodes': 16}
+        most = {'wall_s': 86400, 'cpu_s': 86400, 'file_mb': 2**16, 'threads': 1024}
+        for field in fields(self):
+            value, low, high = getattr(self, field.name), least.get(field.name, 1), most.get(field.name, 2**20)
+            kind = (int, float) if field.name == 'wall_s' else int
+            if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
+                number = 'number' if field.name == 'wall_s' else 'whole number'
+                raise ValueError(f'{field.name} is {value!r}; it must be a {number} from {low} to {high}')
 
 # %% ../nbs/B_sandbox.ipynb #5119e07e
 #@save
@@ -41,30 +65,6 @@ class RunResult:
     returncode: int
     timed_out: bool
     truncated: bool
-
-# %% ../nbs/B_sandbox.ipynb #6e539d78
-#@save
-@dataclass(frozen=True)
-class SandboxLimits:
-    """What one job may use; a wrong value is a ValueError that names it."""
-    wall_s: float = 10      # seconds by the clock, all calls of an episode together
-    cpu_s: int = 5          # seconds of CPU
-    memory_mb: int = 1024   # MiB of address space, the interpreter's included
-    file_mb: int = 1        # MiB of one written file
-    disk_mb: int = 16       # MiB of all files
-    inodes: int = 512       # files and folders
-    output_kb: int = 1024   # KiB kept of each output stream
-    threads: int = 64       # threads alive at once, the main one included
-
-    def __post_init__(self):
-        least = {'wall_s': 0.01, 'memory_mb': 128, 'inodes': 16}
-        most = {'wall_s': 86400, 'cpu_s': 86400, 'file_mb': 2**16, 'threads': 1024}
-        for field in fields(self):
-            value, low, high = getattr(self, field.name), least.get(field.name, 1), most.get(field.name, 2**20)
-            kind = (int, float) if field.name == 'wall_s' else int
-            if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-                number = 'number' if field.name == 'wall_s' else 'whole number'
-                raise ValueError(f'{field.name} is {value!r}; it must be a {number} from {low} to {high}')
 
 # %% ../nbs/B_sandbox.ipynb #9f858a0a
 #@save
@@ -183,6 +183,56 @@ def _read_exactly(channel, size):
         parts.append(part)
         size -= len(part)
     return b''.join(parts)
+
+# %% ../nbs/B_sandbox.ipynb #33519caa
+#@save
+def check_calls(files, fn_name, tests):
+    """The calls as `[(marshalled arguments, right reply)]`. ValueError for what the caller got wrong."""
+    _check_files(files)
+    if not isinstance(fn_name, str) or not fn_name.isidentifier() or keyword.iskeyword(fn_name):
+        raise ValueError(f'fn_name is {fn_name!r}; it must be the name of a function')
+    if f'{fn_name}.py' not in files:
+        raise ValueError(f'files has no {fn_name}.py, which must hold {fn_name}; it has {sorted(files)[:5]}')
+    if not isinstance(tests, (list, tuple)) or not tests:
+        raise ValueError(f'tests is {tests!r:.80}; it must be a list of at least one (arguments, expected)')
+    calls = []
+    for at, test in enumerate(tests):
+        try:
+            arguments, expected = test
+            if type(arguments) is not tuple:
+                raise TypeError('arguments are no tuple')
+            canonical_bytes(arguments)
+            right = _right_reply(expected)
+            if len(right) > REPLY_BYTES:
+                raise TypeError(f'the expected value takes more than {REPLY_BYTES} bytes')
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f'tests[{at}] is {test!r:.80}; it must be (tuple of plain values, plain value or exception '
+                             f'class): {error}') from None
+        calls.append((marshal.dumps(arguments), right))
+    return calls
+
+
+def _check_files(files):
+    if not isinstance(files, dict) or not all(isinstance(x, str) for pair in files.items() for x in pair):
+        raise ValueError(f'files is {files!r:.80}; it must be a dict of path -> source, both str')
+
+# %% ../nbs/B_sandbox.ipynb #4c894300
+#@save
+def encode_files(files, limits):
+    """`({path: bytes}, '')`, or `({}, what is wrong)`: a path that is not plain, text that is no UTF-8, or too much."""
+    encoded = {}
+    for path, text in files.items():
+        parts = path.split('/')
+        if '\0' in path or len(path) > 1000 or any(x in ('', '.', '..') or len(x) > 80 for x in parts):
+            return {}, f'{path!r:.80} is no plain relative path'
+        try:
+            encoded[path.encode().decode()] = text.encode()
+        except UnicodeEncodeError:
+            return {}, f'{path!r:.80} holds text that is no UTF-8'
+    size = sum(map(len, encoded.values()))
+    if size > limits.disk_mb * 2**20 or len(files) > limits.inodes:
+        return {}, f'{len(files)} files of {size} bytes are too many or too large'
+    return encoded, ''
 
 # %% ../nbs/B_sandbox.ipynb #5e579dac
 #@save
@@ -338,19 +388,21 @@ def _lock_files(readable, writable):
     _do('syscall', LANDLOCK_CALLS['restrict_self'], ruleset, 0)
     os.close(ruleset)
 
-# %% ../nbs/B_sandbox.ipynb #577d992a
+# %% ../nbs/B_sandbox.ipynb #187dc66f
 #@save
+_TEMP = os.sep + 'tmp'  # where programs look for temporary files; inside, the job's own
+
 def _own_room(limits):
-    """Inside a job: a user and a mount namespace, an empty /proc, and one bounded tmpfs for /tmp and /repo."""
+    """Inside a job: a user and a mount namespace, an empty /proc, and one bounded tmpfs for temporary files and /repo."""
     user, group = os.getuid(), os.getgid()
     _do('unshare', 0x10000000 | 0x00020000)  # CLONE_NEWUSER, CLONE_NEWNS
     for path, text in (('uid_map', f'1000 {user} 1'), ('setgroups', 'deny'), ('gid_map', f'1000 {group} 1')):
         _write(f'/proc/self/{path}', text)
     _mount('tmpfs', '/proc', 'tmpfs', 1 | 2 | 4 | 8, 'size=4k,nr_inodes=2,mode=555')  # read-only
-    _mount('tmpfs', '/tmp', 'tmpfs', 2 | 4 | 8,
+    _mount('tmpfs', _TEMP, 'tmpfs', 2 | 4 | 8,
            f'size={limits["disk_mb"]}m,nr_inodes={limits["inodes"]},mode=700')        # nosuid, nodev, noexec
-    os.mkdir('/tmp/repo')
-    _mount('/tmp/repo', '/repo', None, 4096, None)                                    # MS_BIND
+    os.mkdir(f'{_TEMP}/repo')
+    _mount(f'{_TEMP}/repo', '/repo', None, 4096, None)                                    # MS_BIND
 
 
 def _mount(source, target, kind, flags, options):
@@ -523,7 +575,7 @@ def _stage(descriptors):
     os.closerange(len(places), 4096)
     return 3, 4
 
-# %% ../nbs/B_sandbox.ipynb #866302be
+# %% ../nbs/B_sandbox.ipynb #8a7dbf84
 #@save
 def _shut_doors(box):
     """Inside a job: each barrier of its tier, in the order in which the next one still can be built."""
@@ -533,8 +585,8 @@ def _shut_doors(box):
     if tier == 'bwrap':
         if 'room' not in leave:
             _own_room(limits)
-        writable = ['/tmp', '/repo', os.devnull]
-        home, repo = '/tmp', '/repo'
+        writable = [_TEMP, '/repo', os.devnull]
+        home, repo = _TEMP, '/repo'
     else:
         home = f'{box["folder"]}/{box["jobs"]}'
         repo = f'{home}/repo'
@@ -667,7 +719,7 @@ def interpreter_files():
     return {'python': python, 'library': library, 'packages': packages,
             'shared': sorted(shared | {x for x in gcc if os.path.exists(x)})}
 
-# %% ../nbs/B_sandbox.ipynb #f8b40016
+# %% ../nbs/B_sandbox.ipynb #30bd152c
 #@save
 def bwrap_command(bwrap, root):
     """The bubblewrap command line around the interpreter: own namespaces, a read-only root with the interpreter alone.
@@ -679,7 +731,7 @@ def bwrap_command(bwrap, root):
     bound += [x for x in ('/etc/ld.so.cache',) if os.path.exists(x)]
     masks = [str(x) for x in Path(here['library']).glob('*-packages')]
     to = {path: path for path in bound} | {path: f'/packages/{os.path.basename(path)}' for path in here['packages']}
-    folders = {str(x) for path in to.values() for x in Path(path).parents} | {'/dev', '/proc', '/repo', '/tmp', '/packages'}
+    folders = {str(x) for path in to.values() for x in Path(path).parents} | {'/dev', '/proc', '/repo', _TEMP, '/packages'}
     command = [bwrap, '--unshare-pid', '--unshare-net', '--unshare-ipc', '--unshare-uts', '--unshare-cgroup-try',
                '--new-session', '--hostname', 'sandbox']
     command += ['--cap-drop', 'ALL', '--cap-add', 'CAP_SETUID', '--cap-add', 'CAP_SETGID'] if root else ['--unshare-user']
@@ -938,13 +990,22 @@ def _count_threads():
             pass
     return count
 
-# %% ../nbs/B_sandbox.ipynb #e601b6df
+# %% ../nbs/B_sandbox.ipynb #14af863b
 #@save
-def _stage_interpreter(base):
-    """Copy the standard library, and pytest, without any other installed package, to where any user may read it."""
-    here = interpreter_files()
+def _remove_folder(path, owner):
+    if os.getpid() == owner:  # not in a process that was forked from ours and ends earlier
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@functools.lru_cache(None)
+def _stage_interpreter():
+    """Copy the standard library, and pytest, without any other installed package, to where any user may read it; the folder."""
+    here, base = interpreter_files(), Path(tempfile.mkdtemp(prefix='agentrl-python-'))
+    atexit.register(_remove_folder, str(base), os.getpid())
+    base.chmod(0o711)
     library = base / 'python' / getattr(sys, 'platlibdir', 'lib') / f'python{sys.version_info[0]}.{sys.version_info[1]}'
-    leave = shutil.ignore_patterns('*-packages', 'test', 'tests', 'idlelib', 'tkinter', 'turtledemo', 'ensurepip', 'lib2to3', 'config-*')
+    leave = shutil.ignore_patterns('*-packages', 'test', 'tests', 'idlelib', 'tkinter', 'turtledemo', 'ensurepip', 'lib2to3', 'config-*',
+                                   '*.opt-?.pyc')
     def copy(source, target):
         shutil.copyfile(source, target)
         os.chmod(target, 0o444)
@@ -953,7 +1014,7 @@ def _stage_interpreter(base):
     for path in map(Path, here['packages']):
         to = base / 'packages' / path.name
         shutil.copytree(path, to, copy_function=copy) if path.is_dir() else copy(path, to)
-    return str(base / 'python')
+    return base
 
 # %% ../nbs/B_sandbox.ipynb #9e486634
 #@save
@@ -1015,56 +1076,6 @@ def disk(secret, port, limits):
 PROBES = ('read_file', 'write_file', 'network', 'process', 'signals', 'kernel', 'memory', 'large_file', 'threads',
           'other_processes', 'disk')
 
-# %% ../nbs/B_sandbox.ipynb #33519caa
-#@save
-def check_calls(files, fn_name, tests):
-    """The calls as `[(marshalled arguments, right reply)]`. ValueError for what the caller got wrong."""
-    _check_files(files)
-    if not isinstance(fn_name, str) or not fn_name.isidentifier() or keyword.iskeyword(fn_name):
-        raise ValueError(f'fn_name is {fn_name!r}; it must be the name of a function')
-    if f'{fn_name}.py' not in files:
-        raise ValueError(f'files has no {fn_name}.py, which must hold {fn_name}; it has {sorted(files)[:5]}')
-    if not isinstance(tests, (list, tuple)) or not tests:
-        raise ValueError(f'tests is {tests!r:.80}; it must be a list of at least one (arguments, expected)')
-    calls = []
-    for at, test in enumerate(tests):
-        try:
-            arguments, expected = test
-            if type(arguments) is not tuple:
-                raise TypeError('arguments are no tuple')
-            canonical_bytes(arguments)
-            right = _right_reply(expected)
-            if len(right) > REPLY_BYTES:
-                raise TypeError(f'the expected value takes more than {REPLY_BYTES} bytes')
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f'tests[{at}] is {test!r:.80}; it must be (tuple of plain values, plain value or exception '
-                             f'class): {error}') from None
-        calls.append((marshal.dumps(arguments), right))
-    return calls
-
-
-def _check_files(files):
-    if not isinstance(files, dict) or not all(isinstance(x, str) for pair in files.items() for x in pair):
-        raise ValueError(f'files is {files!r:.80}; it must be a dict of path -> source, both str')
-
-# %% ../nbs/B_sandbox.ipynb #4c894300
-#@save
-def encode_files(files, limits):
-    """`({path: bytes}, '')`, or `({}, what is wrong)`: a path that is not plain, text that is no UTF-8, or too much."""
-    encoded = {}
-    for path, text in files.items():
-        parts = path.split('/')
-        if '\0' in path or len(path) > 1000 or any(x in ('', '.', '..') or len(x) > 80 for x in parts):
-            return {}, f'{path!r:.80} is no plain relative path'
-        try:
-            encoded[path.encode().decode()] = text.encode()
-        except UnicodeEncodeError:
-            return {}, f'{path!r:.80} holds text that is no UTF-8'
-    size = sum(map(len, encoded.values()))
-    if size > limits.disk_mb * 2**20 or len(files) > limits.inodes:
-        return {}, f'{len(files)} files of {size} bytes are too many or too large'
-    return encoded, ''
-
 # %% ../nbs/B_sandbox.ipynb #b64ae373
 #@save
 def _tier_command(tier):
@@ -1086,31 +1097,26 @@ def _tier_command(tier):
         raise SandboxError('`bwrap` (bubblewrap) is not installed')
     return [*bwrap_command(bwrap, os.geteuid() == 0), interpreter_files()['python']]
 
-# %% ../nbs/B_sandbox.ipynb #d06ad021
+# %% ../nbs/B_sandbox.ipynb #9a1f4d7f
 #@save
-def _server_settings(tier, limits, workers, leave_out, base):
-    """What the fork servers of a tier are told, `(box, environment)`; `base` is a folder of ours, or None in tier bwrap."""
-    environment = {'PATH': '/usr/bin:/bin', 'LANG': 'C.UTF-8', 'PYTHONHASHSEED': '0', 'HOME': '/tmp', 'TMPDIR': '/tmp'}
+def _server_settings(tier, limits, workers, leave_out):
+    """What the fork servers of a tier are told, `(box, environment)`."""
+    environment = {'PATH': '/usr/bin:/bin', 'LANG': 'C.UTF-8', 'PYTHONHASHSEED': '0', 'HOME': _TEMP, 'TMPDIR': _TEMP}
     box = {'tier': tier, 'limits': asdict(limits), 'leave_out': leave_out, 'folder': None, 'uid': None,
            'threads': limits.threads, 'readable': ['/'], 'packages': ['/packages']}
     if tier == 'landlock':
-        environment['PYTHONHOME'] = _stage_interpreter(base)
-        box['packages'] = [str(base / 'packages')]
+        staged = _stage_interpreter()
+        environment['PYTHONHOME'], box['packages'] = str(staged / 'python'), [str(staged / 'packages')]
         system = [x for x in ('/dev/urandom', '/etc/ld.so.cache') if os.path.exists(x)]
-        box['readable'] = [str(base / 'python'), *box['packages'], *interpreter_files()['shared'], *system]
+        box['readable'] = [environment['PYTHONHOME'], *box['packages'], *interpreter_files()['shared'], *system]
         box['threads'] += 1 if os.geteuid() == 0 else _count_threads() + 64 + limits.threads * (workers - 1)
     elif tier == 'unsafe':
         box['threads'] = None
         box['packages'] = sorted({os.path.dirname(x) for x in interpreter_files()['packages']})
     return box, environment
 
-# %% ../nbs/B_sandbox.ipynb #0c784232
+# %% ../nbs/B_sandbox.ipynb #c5b26c31
 #@save
-def _remove_folder(path, owner):
-    if os.getpid() == owner:  # not in a process that was forked from ours and ends earlier
-        shutil.rmtree(path, ignore_errors=True)
-
-
 class _Servers:
     """The fork servers of one tier, started once."""
 
@@ -1123,7 +1129,7 @@ class _Servers:
             self.base.chmod(0o711)
         self.servers = []
         try:
-            self.box, self.environment = _server_settings(tier, limits, workers, leave_out, self.base)
+            self.box, self.environment = _server_settings(tier, limits, workers, leave_out)
             self.servers = [self.new_server(number) for number in range(workers)]
             for server in self.servers:
                 server.ready()
@@ -1190,27 +1196,6 @@ class _Pool(_Servers):
             self.servers[number].stop()
         self.servers[number] = None
 
-# %% ../nbs/B_sandbox.ipynb #f5763822
-#@save
-def _self_test(pool, limits):
-    """Raises SandboxError unless an honest job passes and a probe of each barrier fails."""
-    with tempfile.TemporaryDirectory(prefix='agentrl-probe-') as folder, socket.socket() as listener:
-        os.chmod(folder, 0o777)                        # so that only the sandbox stands in front of it
-        secret = Path(folder, 'secret')
-        secret.write_text('open')
-        secret.chmod(0o666)
-        listener.bind(('127.0.0.1', 0))
-        listener.listen()
-        shared = (str(secret), listener.getsockname()[1], asdict(limits))
-        probes = PROBES if pool.tier == 'bwrap' else PROBES[:-2]
-        tests = [(('honest_job', *shared), [6, 'slept']), *(((name, *shared), 'stopped') for name in probes)]
-        passes, why = _one_job(pool, {'probe.py': _PROBE.encode()}, 'probe', check_calls({'probe.py': _PROBE}, 'probe', tests), 20)
-        if not passes or not passes[0]:
-            raise SandboxError(f'an honest job fails its self-test: {why}')
-        left = [name for name, passed in zip(probes, [*passes[1:], *[False] * len(probes)]) if not passed]
-        if left or secret.read_text() != 'open' or len(os.listdir(folder)) != 1:
-            raise SandboxError(f'the self-test got past {", ".join(left)}')
-
 # %% ../nbs/B_sandbox.ipynb #dea5a0ce
 #@save
 def _one_job(pool, files, fn_name, calls, seconds):
@@ -1245,6 +1230,91 @@ def _cause(late, status, micros, limits):
     if micros >= 0.95e6 * limits['cpu_s']:
         return f'it used its {limits["cpu_s"]} s of CPU'
     return f'the process ended or broke the protocol (status {status})'
+
+# %% ../nbs/B_sandbox.ipynb #f5763822
+#@save
+def _self_test(pool, limits):
+    """Raises SandboxError unless an honest job passes and a probe of each barrier fails."""
+    with tempfile.TemporaryDirectory(prefix='agentrl-probe-') as folder, socket.socket() as listener:
+        os.chmod(folder, 0o777)                        # so that only the sandbox stands in front of it
+        secret = Path(folder, 'secret')
+        secret.write_text('open')
+        secret.chmod(0o666)
+        listener.bind(('127.0.0.1', 0))
+        listener.listen()
+        shared = (str(secret), listener.getsockname()[1], asdict(limits))
+        probes = PROBES if pool.tier == 'bwrap' else PROBES[:-2]
+        tests = [(('honest_job', *shared), [6, 'slept']), *(((name, *shared), 'stopped') for name in probes)]
+        passes, why = _one_job(pool, {'probe.py': _PROBE.encode()}, 'probe', check_calls({'probe.py': _PROBE}, 'probe', tests), 20)
+        if not passes or not passes[0]:
+            raise SandboxError(f'an honest job fails its self-test: {why}')
+        left = [name for name, passed in zip(probes, [*passes[1:], *[False] * len(probes)]) if not passed]
+        if left or secret.read_text() != 'open' or len(os.listdir(folder)) != 1:
+            raise SandboxError(f'the self-test got past {", ".join(left)}')
+
+# %% ../nbs/B_sandbox.ipynb #a2e82b1b
+#@save
+def open_pool(tier, limits, workers, leave_out):
+    """The fork servers of a tier, or of the strongest that works; warns of what it lacks. SandboxError if none works."""
+    failures = {}
+    for candidate in ('bwrap', 'landlock') if tier == 'auto' else (tier,):
+        pool = None
+        try:
+            pool = _Pool(candidate, limits, workers, leave_out)
+            if candidate != 'unsafe' and not leave_out:
+                _self_test(pool, limits)
+            break
+        except (SandboxError, OSError) as error:
+            failures[candidate] = str(error)
+            if pool:
+                pool.close()
+    else:
+        raise SandboxError('; '.join(f'tier {k}: {v}' for k, v in failures.items()) + f'. {HOW_TO}')
+    if candidate == 'unsafe':
+        text = "tier 'unsafe' has no barriers: only for code that you wrote yourself"
+    elif candidate == 'landlock':
+        why = f'; tier bwrap: {failures["bwrap"]}' if failures else ''
+        text = f"tier 'landlock' does not bound the disk space and the number of files of a job{why}"
+    else:
+        text = '' if pool.servers[0].abi else "tier 'bwrap' without Landlock, which this kernel lacks: one barrier less before the files"
+    if text:
+        warnings.warn(text, SandboxWarning, stacklevel=4)
+    return pool
+
+# %% ../nbs/B_sandbox.ipynb #3e672431
+#@save
+def _grade(pool, limits, files, fn_name, tests, fresh_state):
+    calls, start = check_calls(files, fn_name, tests), time.monotonic()
+    encoded, why = encode_files(files, limits)
+    passed, spent = 0, 0.0
+    for some in ([] if why else [[call] for call in calls] if fresh_state else [calls]):
+        begun = time.monotonic()
+        passes, reason = _one_job(pool, encoded, fn_name, some, limits.wall_s - spent)
+        spent += time.monotonic() - begun
+        passed += sum(passes)
+        why = why or reason
+    right = passed == len(calls) and not why
+    return Verdict(float(right), passed, len(calls), why, time.monotonic() - start)
+
+# %% ../nbs/B_sandbox.ipynb #17d7ac2d
+#@save
+def _run(pool, limits, files, argv, timeout):
+    _check_files(files)
+    if not isinstance(argv, (list, tuple)) or not argv or not all(isinstance(x, str) for x in argv):
+        raise ValueError(f'argv is {argv!r:.80}; it must be a list of at least one str')
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        raise ValueError(f'timeout is {timeout!r}; it must be a number of seconds above 0, or None')
+    if os.path.basename(argv[0]) not in ('python', 'python3', 'pytest'):
+        return RunResult('', f'{argv[0]:.80}: cannot run this; the sandbox runs {CAN_RUN}\n', 127, False, False)
+    encoded, problem = encode_files(files, limits)
+    if not problem:
+        with pool.job(outputs=2) as job:
+            problem = job.begin({'mode': 'run', 'files': encoded, 'argv': [os.path.basename(argv[0]), *argv[1:]]})
+            if not problem:
+                deadline = time.monotonic() + min(limits.wall_s, timeout or limits.wall_s)
+                texts, late, cut = job.collect(deadline, limits.output_kb * 1024)
+                return RunResult(*(x.decode('utf-8', 'replace') for x in texts), job.status[0], late, cut)
+    return RunResult('', problem + '\n', 126, False, False)
 
 # %% ../nbs/B_sandbox.ipynb #d1578bbb
 #@save
@@ -1304,76 +1374,12 @@ class Sandbox:
         """
         return _run(self._pool, self.limits, files, argv, timeout)
 
-# %% ../nbs/B_sandbox.ipynb #3e672431
-#@save
-def _grade(pool, limits, files, fn_name, tests, fresh_state):
-    calls, start = check_calls(files, fn_name, tests), time.monotonic()
-    encoded, why = encode_files(files, limits)
-    passed, spent = 0, 0.0
-    for some in ([] if why else [[call] for call in calls] if fresh_state else [calls]):
-        begun = time.monotonic()
-        passes, reason = _one_job(pool, encoded, fn_name, some, limits.wall_s - spent)
-        spent += time.monotonic() - begun
-        passed += sum(passes)
-        why = why or reason
-    right = passed == len(calls) and not why
-    return Verdict(float(right), passed, len(calls), why, time.monotonic() - start)
-
-# %% ../nbs/B_sandbox.ipynb #17d7ac2d
-#@save
-def _run(pool, limits, files, argv, timeout):
-    _check_files(files)
-    if not isinstance(argv, (list, tuple)) or not argv or not all(isinstance(x, str) for x in argv):
-        raise ValueError(f'argv is {argv!r:.80}; it must be a list of at least one str')
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-        raise ValueError(f'timeout is {timeout!r}; it must be a number of seconds above 0, or None')
-    if os.path.basename(argv[0]) not in ('python', 'python3', 'pytest'):
-        return RunResult('', f'{argv[0]:.80}: cannot run this; the sandbox runs {CAN_RUN}\n', 127, False, False)
-    encoded, problem = encode_files(files, limits)
-    if not problem:
-        with pool.job(outputs=2) as job:
-            problem = job.begin({'mode': 'run', 'files': encoded, 'argv': [os.path.basename(argv[0]), *argv[1:]]})
-            if not problem:
-                deadline = time.monotonic() + min(limits.wall_s, timeout or limits.wall_s)
-                texts, late, cut = job.collect(deadline, limits.output_kb * 1024)
-                return RunResult(*(x.decode('utf-8', 'replace') for x in texts), job.status[0], late, cut)
-    return RunResult('', problem + '\n', 126, False, False)
-
-# %% ../nbs/B_sandbox.ipynb #a2e82b1b
-#@save
-def open_pool(tier, limits, workers, leave_out):
-    """The fork servers of a tier, or of the strongest that works; warns of what it lacks. SandboxError if none works."""
-    failures = {}
-    for candidate in ('bwrap', 'landlock') if tier == 'auto' else (tier,):
-        pool = None
-        try:
-            pool = _Pool(candidate, limits, workers, leave_out)
-            if candidate != 'unsafe' and not leave_out:
-                _self_test(pool, limits)
-            break
-        except (SandboxError, OSError) as error:
-            failures[candidate] = str(error)
-            if pool:
-                pool.close()
-    else:
-        raise SandboxError('; '.join(f'tier {k}: {v}' for k, v in failures.items()) + f'. {HOW_TO}')
-    if candidate == 'unsafe':
-        text = "tier 'unsafe' has no barriers: only for code that you wrote yourself"
-    elif candidate == 'landlock':
-        why = f'; tier bwrap: {failures["bwrap"]}' if failures else ''
-        text = f"tier 'landlock' does not bound the disk space and the number of files of a job{why}"
-    else:
-        text = '' if pool.servers[0].abi else "tier 'bwrap' without Landlock, which this kernel lacks: one barrier less before the files"
-    if text:
-        warnings.warn(text, SandboxWarning, stacklevel=4)
-    return pool
-
 # %% auto #0
 _defined_in = {
-    'section B.2 (nbs/B_sandbox.ipynb#sec-sandbox-face)': ['SandboxError', 'Verdict', 'RunResult', 'SandboxLimits'],
-    'section B.3 (nbs/B_sandbox.ipynb#sec-sandbox-grader)': ['REPLY_BYTES', 'canonical_bytes', 'exception_name'],
+    'section B.2 (nbs/B_sandbox.ipynb#sec-sandbox-face)': ['SandboxLimits', 'SandboxError', 'Verdict', 'RunResult'],
+    'section B.3 (nbs/B_sandbox.ipynb#sec-sandbox-grader)': ['REPLY_BYTES', 'canonical_bytes', 'exception_name', 'check_calls', 'encode_files'],
     'section B.4 (nbs/B_sandbox.ipynb#sec-sandbox-seccomp)': ['ALLOWED_CALLS', 'GUARDED_CALLS', 'LANDLOCK_CALLS', 'call_numbers', 'call_conditions', 'seccomp_filter'],
     'section B.5 (nbs/B_sandbox.ipynb#sec-sandbox-landlock)': ['READ_FILE', 'READ_DIR', 'WRITE_FILE', 'landlock_abi'],
     'section B.7 (nbs/B_sandbox.ipynb#sec-sandbox-server)': ['CAN_RUN'],
-    'section B.8 (nbs/B_sandbox.ipynb#sec-sandbox-parent)': ['interpreter_files', 'bwrap_command', 'SandboxWarning', 'TIERS', 'HOW_TO', 'PROBES', 'check_calls', 'encode_files', 'Sandbox', 'open_pool'],
+    'section B.8 (nbs/B_sandbox.ipynb#sec-sandbox-parent)': ['interpreter_files', 'bwrap_command', 'SandboxWarning', 'TIERS', 'HOW_TO', 'PROBES', 'open_pool', 'Sandbox'],
 }
