@@ -16,15 +16,43 @@ from dataclasses import dataclass, replace
 
 import torch
 
-# %% ../nbs/02_decision_processes.ipynb #32b02214
+# %% ../nbs/02_decision_processes.ipynb #600fcbca
 #@save
-def _table(name, value, shape):
+def _whole(name, value, least=1):
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f'{name} is {value!r}; allowed is a whole number from {least}')
+
+def _number(name, value, low=0, high=1):
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) and low <= value <= high):
+        raise ValueError(f'{name} is {value!r}; allowed is a number from {low} to {high}')
+
+def _names(name, value, n):
+    try:
+        names = tuple(range(n)) if value is None else tuple(value)
+        different = len(set(names))
+    except TypeError:
+        raise ValueError(f'{name} is {value!r}; allowed are {n} hashable names') from None
+    if len(names) != n or different != n:
+        raise ValueError(f'{name}: {different} different names; allowed are {n}')
+    return names
+
+def _find(name, value, names):
+    try:
+        return names.index(value)
+    except (ValueError, RuntimeError):
+        raise ValueError(f'{name} is {value!r}; allowed are {", ".join(map(repr, names[:12]))}'
+                         + ', ...' * (len(names) > 12)) from None
+
+# %% ../nbs/02_decision_processes.ipynb #0d81d3ef
+#@save
+def _table(name, value, *shapes):
     try:
         x = torch.as_tensor(value, dtype=torch.double).clone()
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f'{name} is {value!r}; allowed is a table of numbers') from None
-    if tuple(x.shape) not in (shape if isinstance(shape, list) else [shape]):
-        raise ValueError(f'{name} has shape {tuple(x.shape)}; allowed is {shape}')
+    if shapes and tuple(x.shape) not in shapes:
+        raise ValueError(f'{name} has shape {tuple(x.shape)}; '
+                         f'allowed is {" or ".join(map(str, shapes))}')
     if not x.isfinite().all():
         raise ValueError(f'{name} has an entry that is not a finite number')
     return x
@@ -37,18 +65,6 @@ def _distribution(name, value, shape):
     if worst > 1e-9:
         raise ValueError(f'{name}: a row misses the sum 1 by {worst:.3g}; each row must sum to 1')
     return x
-
-def _names(name, value, n):
-    names = tuple(range(n)) if value is None else tuple(value)
-    if len(names) != n or len(set(names)) != n:
-        raise ValueError(f'{name}: {len(set(names))} different names; allowed are {n}')
-    return names
-
-def _find(name, value, names):
-    if value not in names:
-        raise ValueError(f'{name} is {value!r}; allowed are {", ".join(map(repr, names[:12]))}'
-                         + ', ...' * (len(names) > 12))
-    return names.index(value)
 
 # %% ../nbs/02_decision_processes.ipynb #afc16e7f
 #@save
@@ -87,27 +103,26 @@ class MDP:
         """Column of an action's name, an int; ValueError for an unknown name."""
         return _find('action', action, self.actions)
 
-# %% ../nbs/02_decision_processes.ipynb #429d6be0
+# %% ../nbs/02_decision_processes.ipynb #c5354f3f
 #@save
 def _checked(m):
-    shape = tuple(torch.as_tensor(m.P).shape)
+    shape = tuple(_table('P', m.P).shape)
     if len(shape) != 3 or shape[0] != shape[2] or 0 in shape:
         raise ValueError(f'P has shape {shape}; allowed is [S, A, S] with S and A from 1')
     S, A, _ = shape
     P = _distribution('P', m.P, shape)
-    R, R_next = _table('R', m.R, [(S, A), (S, A, S)]), m.R_next
+    R, R_next = _table('R', m.R, (S, A), (S, A, S)), m.R_next
     if R.ndim == 3:
         R, R_next = (P * R).sum(-1), R
     elif R_next is not None:
         R_next = _table('R_next', R_next, (S, A, S))
         if not torch.allclose(R, (P * R_next).sum(-1), atol=1e-9):
             raise ValueError('R is not the mean of R_next; give R as [S, A, S], or R_next=None')
+    _table('terminal', m.terminal, (S,))
     terminal = torch.as_tensor(m.terminal)
-    if terminal.dtype != torch.bool or tuple(terminal.shape) != (S,):
-        raise ValueError(f'terminal is {terminal.dtype} {tuple(terminal.shape)}; '
-                         f'allowed is bool [{S}]')
-    if isinstance(m.gamma, bool) or not (isinstance(m.gamma, (int, float)) and 0 <= m.gamma <= 1):
-        raise ValueError(f'gamma is {m.gamma!r}; allowed is a number from 0 to 1')
+    if terminal.dtype != torch.bool:
+        raise ValueError(f'terminal is {terminal.dtype}; allowed is bool [{S}]')
+    _number('gamma', m.gamma)
     states, actions = _names('states', m.states, S), _names('actions', m.actions, A)
     for s in terminal.nonzero().flatten().tolist():
         if (P[s, :, s] < 1 - 1e-9).any() or R[s].any():
@@ -116,7 +131,17 @@ def _checked(m):
     return {'P': P, 'R': R, 'R_next': R_next, 'terminal': terminal.clone(), 'gamma': float(m.gamma),
             'start': _distribution('start', start, (S,)), 'states': states, 'actions': actions}
 
-# %% ../nbs/02_decision_processes.ipynb #0e47a6dc
+# %% ../nbs/02_decision_processes.ipynb #a31b60f8
+#@save
+def _outcomes(rule, state, action):
+    found = [outcome for outcome in rule(state, action) if outcome[0] != 0]
+    chances = [p for p, _, _ in found]
+    if any(not p > 0 for p in chances) or (found and abs(sum(chances) - 1) > 1e-9):
+        raise ValueError(f'rule: after {action!r} in {state!r} the probabilities are {chances}; '
+                         'allowed are numbers from 0 that sum to 1')
+    return found
+
+# %% ../nbs/02_decision_processes.ipynb #b2c2ef93
 #@save
 def build_mdp(rule, start, actions, gamma=1.0, max_states=2000):
     """
@@ -124,14 +149,16 @@ def build_mdp(rule, start, actions, gamma=1.0, max_states=2000):
 
     rule: (state, action) -> list of (probability, next state, reward); no entries for a state
     in which the episode is over. start: a state, or a dict from states to probabilities. States
-    are hashable. Raises ValueError when there are more than max_states of them.
+    are hashable. Raises ValueError when there are more than max_states of them, and for a rule
+    whose probabilities are negative or don't sum to 1.
     """
+    _whole('max_states', max_states)
     start = start if isinstance(start, dict) else {start: 1.0}
     index, todo, rows = {s: i for i, s in enumerate(start)}, deque(start), []
     while todo:
         state = todo.popleft()
         for a, action in enumerate(actions):
-            for p, after, reward in rule(state, action):
+            for p, after, reward in _outcomes(rule, state, action):
                 if after not in index:
                     index[after] = len(index)
                     todo.append(after)
@@ -149,7 +176,7 @@ def build_mdp(rule, start, actions, gamma=1.0, max_states=2000):
                torch.tensor([*start.values()] + [0.0] * (S - len(start)), dtype=torch.double),
                tuple(index), tuple(actions))
 
-# %% ../nbs/02_decision_processes.ipynb #f675d688
+# %% ../nbs/02_decision_processes.ipynb #87160d02
 #@save
 def with_horizon(mdp, turns):
     """
@@ -159,8 +186,7 @@ def with_horizon(mdp, turns):
     running out of turns leads to the terminal state 'out of turns', which pays nothing.
     turns: whole number from 1. Only states that can be reached are kept.
     """
-    if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
-        raise ValueError(f'turns is {turns!r}; allowed is a whole number from 1')
+    _whole('turns', turns)
     pays = mdp.R[..., None].expand(mdp.P.shape) if mdp.R_next is None else mdp.R_next    # [S, A, S]
     over = {name for name, end in zip(mdp.states, mdp.terminal.tolist()) if end}
 
@@ -209,13 +235,16 @@ def repair_rule(families=REPAIR_FAMILIES, step_cost=0.0):
         return [(p, name, 0.0 - step_cost) for p, name in after]
     return rule
 
-# %% ../nbs/02_decision_processes.ipynb #e8a5a46e
+# %% ../nbs/02_decision_processes.ipynb #7de76fce
 #@save
 def _check_repair(families, step_cost):
-    if isinstance(families, str) or not families or len(set(families)) != len(families):
-        raise ValueError(f'families is {families!r}; allowed are different names, one or more')
-    if not (isinstance(step_cost, (int, float)) and math.isfinite(step_cost)):
-        raise ValueError(f'step_cost is {step_cost!r}; allowed is a finite number')
+    taken = ('pass', 'fail', 'done', 'over')                # what else the agent can be shown
+    word = lambda f: isinstance(f, str) and f.split() == [f] and f not in taken
+    if not (isinstance(families, (tuple, list)) and all(map(word, families))
+            and 0 < len(families) == len(set(families))):
+        raise ValueError(f'families is {families!r}; allowed is a tuple of different words, one or '
+                         f'more, none of them {", ".join(taken)}')
+    _number('step_cost', step_cost, -1e9, 1e9)
 
 def repair_mdp(families=REPAIR_FAMILIES, turns=6, step_cost=0.0, gamma=1.0):
     """
@@ -268,7 +297,7 @@ class Episodes:
     rewards: torch.Tensor
     mask: torch.Tensor
 
-# %% ../nbs/02_decision_processes.ipynb #c03cee84
+# %% ../nbs/02_decision_processes.ipynb #d84b9ee2
 #@save
 def sample_episodes(mdp, policy, n, generator, max_turns=1000):
     """
@@ -279,8 +308,7 @@ def sample_episodes(mdp, policy, n, generator, max_turns=1000):
     policy = check_policy(mdp, policy)
     if not isinstance(generator, torch.Generator):
         raise ValueError(f'generator is {generator!r}; allowed is a torch.Generator')
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f'n is {n!r}; allowed is a whole number from 1')
+    _whole('n', n), _whole('max_turns', max_turns)
     draw = lambda p: torch.multinomial(p, 1, generator=generator).squeeze(1)            # [N]
     s, turns = draw(mdp.start.expand(n, -1)), []
     states = [s]
@@ -296,18 +324,21 @@ def sample_episodes(mdp, policy, n, generator, max_turns=1000):
     a, r, live = (torch.stack(x, 1) for x in zip(*turns)) if turns else torch.zeros(3, n, 0)
     return Episodes(torch.stack(states, 1), a.long(), r.double(), live.bool())
 
-# %% ../nbs/02_decision_processes.ipynb #339861f7
+# %% ../nbs/02_decision_processes.ipynb #542fe3b6
 #@save
 def discounted_returns(rewards, gamma=1.0):
     """
     The return from every turn on, G_t = r_t + gamma G_{t+1}: rewards [N, T] -> [N, T].
 
-    gamma: discount, 0 to 1. Turns after an episode's end must hold 0.
+    rewards: floats; turns after an episode's end must hold 0. gamma: discount, 0 to 1. Raises
+    ValueError for other types, shapes and numbers.
     """
-    if not 0 <= gamma <= 1:
-        raise ValueError(f'gamma is {gamma!r}; allowed is a number from 0 to 1')
-    if rewards.ndim != 2:
-        raise ValueError(f'rewards has shape {tuple(rewards.shape)}; allowed is [N, T]')
+    _number('gamma', gamma)
+    if not (isinstance(rewards, torch.Tensor) and rewards.is_floating_point()):
+        raise ValueError(f'rewards is {rewards!r}; allowed is a tensor of floats')
+    if rewards.ndim != 2 or not rewards.isfinite().all():
+        raise ValueError(f'rewards has shape {tuple(rewards.shape)}, all finite: '
+                         f'{rewards.isfinite().all().item()}; allowed are finite numbers [N, T]')
     G, after = torch.zeros_like(rewards), 0.0
     for t in reversed(range(rewards.shape[1])):
         G[:, t] = after = rewards[:, t] + gamma * after
@@ -364,7 +395,7 @@ def bellman_optimal(mdp, V):
     """One sweep of the Bellman optimality operator: the best of Q in each state, [S] -> [S]."""
     return action_values(mdp, V).max(1).values
 
-# %% ../nbs/02_decision_processes.ipynb #4832eaf2
+# %% ../nbs/02_decision_processes.ipynb #5803e98d
 #@save
 def value_iteration(mdp, tol=1e-12, max_sweeps=100_000):
     """
@@ -374,8 +405,7 @@ def value_iteration(mdp, tol=1e-12, max_sweeps=100_000):
     stops when a sweep changes nothing by more than tol; that is exact when the episode ends after
     at most H turns, in H sweeps and one that confirms. Raises ValueError if max_sweeps don't do.
     """
-    if not max_sweeps >= 1 or not tol > 0:
-        raise ValueError(f'tol is {tol!r}, max_sweeps is {max_sweeps!r}; allowed: tol > 0, from 1')
+    _number('tol', tol, 0, math.inf), _whole('max_sweeps', max_sweeps)
     V = torch.zeros(mdp.n_states, dtype=torch.double)
     enough = tol if mdp.gamma == 1 else tol * (1 - mdp.gamma) / max(mdp.gamma, 1e-12)
     for sweep in range(1, max_sweeps + 1):
@@ -385,17 +415,24 @@ def value_iteration(mdp, tol=1e-12, max_sweeps=100_000):
             return V, sweep
     raise ValueError(f'max_sweeps is {max_sweeps}, and values still change by {change:.3g}')
 
-# %% ../nbs/02_decision_processes.ipynb #0879a36d
+# %% ../nbs/02_decision_processes.ipynb #3eb9adb5
 #@save
 def greedy_policy(Q, tol=1e-9):
     """
     The policy that takes the best action of Q [S, A], [S, A]; ties share their row equally.
 
-    tol: actions within tol of the best count as tied with it.
+    tol: actions within tol of the best count as tied with it. Raises ValueError for a table that
+    has another shape or an entry that is not a finite number.
     """
+    _number('tol', tol, 0, math.inf)
+    Q = _table('Q', Q)
+    if Q.ndim != 2 or 0 in Q.shape:
+        raise ValueError(f'Q has shape {tuple(Q.shape)}; allowed is [S, A]')
     best = (Q >= Q.max(1, keepdim=True).values - tol).double()
     return best / best.sum(1, keepdim=True)
 
+# %% ../nbs/02_decision_processes.ipynb #f870e7c6
+#@save
 def policy_iteration(mdp, policy=None, tol=1e-9, max_rounds=1000):
     """
     Evaluate, improve, repeat: (policy [S, A], V [S], number of evaluations).
@@ -403,6 +440,7 @@ def policy_iteration(mdp, policy=None, tol=1e-9, max_rounds=1000):
     Starts from `policy`, uniform by default. A row changes only where some action is better than
     the policy by more than tol, so ties stay as they are. Source: Howard (1960).
     """
+    _number('tol', tol, 0, math.inf), _whole('max_rounds', max_rounds)
     policy = uniform_policy(mdp) if policy is None else check_policy(mdp, policy)
     for n in range(1, max_rounds + 1):
         V = policy_values(mdp, policy)
@@ -414,11 +452,12 @@ def policy_iteration(mdp, policy=None, tol=1e-9, max_rounds=1000):
         policy[better] = torch.eye(mdp.n_actions, dtype=torch.double)[best.indices[better]]
     raise ValueError(f'max_rounds is {max_rounds}, and the policy still improves')
 
-# %% ../nbs/02_decision_processes.ipynb #b78bd262
+# %% ../nbs/02_decision_processes.ipynb #a00db332
 #@save
 def _check_episodes(mdp, episodes):
-    if not isinstance(episodes, Episodes):
-        raise ValueError(f'episodes is a {type(episodes).__name__}; allowed is an Episodes')
+    if not isinstance(mdp, MDP) or not isinstance(episodes, Episodes):
+        raise ValueError(f'mdp is a {type(mdp).__name__}, episodes is a {type(episodes).__name__}; '
+                         'allowed are an MDP and an Episodes')
     if episodes.states.max() >= mdp.n_states:
         raise ValueError(f'episodes has state {episodes.states.max().item()}; '
                          f'allowed are the {mdp.n_states} states of this MDP')
@@ -449,22 +488,25 @@ def monte_carlo_values(mdp, episodes):
     V[mdp.terminal], error[mdp.terminal] = 0.0, 0.0
     return V, error, n.long()
 
-# %% ../nbs/02_decision_processes.ipynb #91998d70
+# %% ../nbs/02_decision_processes.ipynb #b17f5cbf
 #@save
 def td_values(mdp, episodes, alpha, lam=0.0, V=None):
     """
     TD(lambda): values after each episode, [N, S], learnt in the order of the episodes.
 
     alpha: step size, a number in (0, 1], or a function of the visits of the state so far, 1 at
-    the first. lam: 0 to 1, how far an error reaches back. V: [S] first guess, 0 by default.
-    Source: Sutton (1988).
+    the first. lam: 0 to 1, how far an error reaches back. V: [S] first guess, 0 by default and in
+    terminal states. Raises ValueError for other values. Source: Sutton (1988).
     """
-    if not callable(alpha) and not 0 < alpha <= 1:
-        raise ValueError(f'alpha is {alpha!r}; allowed: a number in (0, 1], a function of visits')
-    if not 0 <= lam <= 1:
-        raise ValueError(f'lam is {lam!r}; allowed is a number from 0 to 1')
+    first = alpha(1) if callable(alpha) else alpha
+    if not (isinstance(first, (int, float)) and 0 < first <= 1):
+        raise ValueError(f'alpha is {first!r} at a first visit; allowed is a number in (0, 1]')
+    _number('lam', lam)
     _check_episodes(mdp, episodes)
-    V = [0.0] * mdp.n_states if V is None else _table('V', V, (mdp.n_states,)).tolist()
+    V = _table('V', [0.0] * mdp.n_states if V is None else V, (mdp.n_states,))
+    if V[mdp.terminal].any():
+        raise ValueError(f'V is {V[mdp.terminal].tolist()} in terminal states; allowed is 0')
+    V = V.tolist()
     visits, history = [0] * mdp.n_states, []
     states, rewards = episodes.states.tolist(), episodes.rewards.tolist()
     for s, r, n in zip(states, rewards, episodes.mask.sum(1).tolist()):
@@ -479,7 +521,7 @@ def td_values(mdp, episodes, alpha, lam=0.0, V=None):
         history.append(list(V))
     return torch.tensor(history, dtype=torch.double)
 
-# %% ../nbs/02_decision_processes.ipynb #9e92b6fe
+# %% ../nbs/02_decision_processes.ipynb #7eedc656
 #@save
 @dataclass(frozen=True, eq=False)
 class POMDP:
@@ -497,7 +539,8 @@ class POMDP:
     def __post_init__(self):
         if not isinstance(self.mdp, MDP):
             raise ValueError(f'mdp is a {type(self.mdp).__name__}; allowed is an MDP')
-        A, S, O = self.mdp.n_actions, self.mdp.n_states, torch.as_tensor(self.Z).shape[-1]
+        A, S, shape = self.mdp.n_actions, self.mdp.n_states, tuple(_table('Z', self.Z).shape)
+        O = shape[-1] if len(shape) == 3 else 1
         object.__setattr__(self, 'Z', _distribution('Z', self.Z, (A, S, O)))
         object.__setattr__(self, 'observations', _names('observations', self.observations, O))
 
@@ -587,7 +630,7 @@ def repair_observation(action, state, tested_edits=False):
     shown = action == 'test' or (tested_edits and action.startswith('edit'))
     return family if action == 'read' else ('pass' if repaired else 'fail') if shown else 'done'
 
-# %% ../nbs/02_decision_processes.ipynb #8210481e
+# %% ../nbs/02_decision_processes.ipynb #e1f603a4
 #@save
 def repair_pomdp(families=REPAIR_FAMILIES, max_edits=1, fix_prob=1.0, step_cost=0.0, gamma=1.0,
                  tested_edits=False):
@@ -599,10 +642,7 @@ def repair_pomdp(families=REPAIR_FAMILIES, max_edits=1, fix_prob=1.0, step_cost=
     result. No limit on turns; `with_horizon(belief_mdp(...), turns)` sets one.
     """
     _check_repair(families, step_cost)
-    if isinstance(max_edits, bool) or not isinstance(max_edits, int) or max_edits < 0:
-        raise ValueError(f'max_edits is {max_edits!r}; allowed is a whole number from 0')
-    if not 0 <= fix_prob <= 1:
-        raise ValueError(f'fix_prob is {fix_prob!r}; allowed is a number from 0 to 1')
+    _whole('max_edits', max_edits, 0), _number('fix_prob', fix_prob)
     actions = ('read', 'test', *(f'edit {family}' for family in families), 'submit')
     start = {(family, False, max_edits): 1 / len(families) for family in families}
     hidden = build_mdp(hidden_repair_rule(families, fix_prob, step_cost), start, actions, gamma)
@@ -658,7 +698,7 @@ def action_margin(mdp, action, state=None):
         raise ValueError(f'action is {action!r}, the only one; allowed is one of at least two')
     return (Q[a] - others.max()).item()
 
-# %% ../nbs/02_decision_processes.ipynb #5aa4a3b0
+# %% ../nbs/02_decision_processes.ipynb #e2ff0a8f
 #@save
 def read_ceiling(read_share, n_families=len(REPAIR_FAMILIES)):
     """
@@ -667,11 +707,13 @@ def read_ceiling(read_share, n_families=len(REPAIR_FAMILIES)):
     read_share: 0 to 1, number or tensor. n_families: equally likely families. Holds when nothing
     but `read` tells the family: passing is then at most 1 / n_families without reading.
     """
-    if not ((0 <= torch.as_tensor(read_share)) & (torch.as_tensor(read_share) <= 1)).all():
+    shares = _table('read_share', read_share)
+    if ((shares < 0) | (shares > 1)).any():
         raise ValueError(f'read_share is {read_share!r}; allowed are numbers from 0 to 1')
-    return 1 / n_families + (1 - 1 / n_families) * read_share
+    _whole('n_families', n_families)
+    return 1 / n_families + (1 - 1 / n_families) * (shares if shares.ndim else read_share)
 
-# %% ../nbs/02_decision_processes.ipynb #b38cba99
+# %% ../nbs/02_decision_processes.ipynb #2d12a0eb
 #@save
 def repair_prediction(families=REPAIR_FAMILIES, turns=6):
     """
@@ -680,8 +722,9 @@ def repair_prediction(families=REPAIR_FAMILIES, turns=6):
     pass_rate: optimal value. blind_pass_rate: the same without `read`. read_value: the difference.
     test_value: what `test` on the menu adds. edit_first_loss, test_first_loss, submit_first_loss:
     what it costs to begin with this action; 0 is a tie. fewest_turns: the smallest budget of
-    turns that loses nothing.
+    turns that loses nothing. turns: the budget, from 1. Raises ValueError for other values.
     """
+    _whole('turns', turns)
     mdp = repair_mdp(families, turns)
     V = value_iteration(mdp)[0]
     value, blind = start_value(mdp, V), start_value(mdp, V) - tool_value(mdp, 'read')

@@ -60,6 +60,13 @@ def best(mdp):
         ({"states": ("a", "a")}, ("states", "2")),
         ({"actions": ("a",)}, ("actions", "2")),
         ({"R_next": torch.ones(2, 2, 2)}, ("R", "R_next")),
+        ({"P": None}, ("P is None", "numbers")),
+        ({"P": [[[1.0], [0.5, 0.5]]]}, ("P is", "numbers")),
+        ({"terminal": None}, ("terminal is None",)),
+        ({"terminal": "ab"}, ("terminal is 'ab'",)),
+        ({"states": 3}, ("states is 3", "2")),
+        ({"states": (["a"], ["b"])}, ("states", "hashable")),
+        ({"gamma": "0.9"}, ("gamma is '0.9'", "0 to 1")),
     ],
 )
 def test_tables_that_are_no_mdp_are_refused(fields, words):
@@ -84,13 +91,44 @@ def test_unknown_names_are_refused():
         mdp.index("old")
     with pytest.raises(ValueError, match="action is 'write'"):
         mdp.action_index("write")
+    for odd in ([1], torch.ones(2), None):
+        with pytest.raises(ValueError, match="state is"):
+            mdp.index(odd)
 
 
 def test_build_mdp_stops_at_too_many_states_and_checks_the_rule():
     with pytest.raises(ValueError, match="max_states is 50"):
         arl.build_mdp(lambda s, a: [(1.0, s + 1, 0.0)], 0, ("on",), max_states=50)
-    with pytest.raises(ValueError, match="sum to 1"):
-        arl.build_mdp(lambda s, a: [(0.7, "end", 0.0)] if s == 0 else [], 0, ("on",))
+    for p in ((0.7,), (1.5, -0.5), (math.nan,)):
+        with pytest.raises(ValueError, match="after 'on' in 0 the probabilities are .*sum to 1"):
+            arl.build_mdp(lambda s, a: [(q, "end", 0.0) for q in p] if s == 0 else [], 0, ("on",))
+    with pytest.raises(ValueError, match="max_states is 0"):
+        arl.build_mdp(lambda s, a: [], 0, ("on",), max_states=0)
+
+
+def test_build_mdp_leaves_out_what_has_no_probability():
+    mdp = arl.build_mdp(lambda s, a: [(1.0, "end", 0.0), (0.0, "ghost", 5.0)] if s == 0 else [], 0, ("on",))
+    assert mdp.states == (0, "end")
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
+def test_one_state_and_one_action(gamma):
+    over = arl.MDP(torch.ones(1, 1, 1), torch.zeros(1, 1), torch.tensor([True]), gamma)
+    policy = arl.uniform_policy(over)
+    assert policy.tolist() == [[1.0]] and arl.policy_values(over, policy).tolist() == [0.0]
+    assert arl.value_iteration(over)[0].tolist() == [0.0] and arl.policy_iteration(over)[1].tolist() == [0.0]
+    played = arl.sample_episodes(over, policy, 3, torch.Generator().manual_seed(0))
+    assert played.states.tolist() == [[0]] * 3 and played.mask.shape == (3, 0) and played.mask.dtype == torch.bool
+    assert arl.monte_carlo_values(over, played)[2].tolist() == [0]
+    assert arl.td_values(over, played, 0.5).tolist() == [[0.0]] * 3
+    assert arl.with_horizon(over, 2).states == (0,)
+
+
+def test_without_a_future_only_the_next_reward_counts():
+    mdp, g = random_mdp(5, gamma=0.0)
+    pi = random_policy(mdp, g)
+    assert torch.allclose(arl.policy_values(mdp, pi), (pi * mdp.R).sum(1))
+    assert torch.equal(arl.value_iteration(mdp)[0], mdp.R.max(1).values)
 
 
 def test_build_mdp_averages_rewards_of_one_transition():
@@ -199,6 +237,29 @@ def test_policy_values_can_be_differentiated():
     assert torch.allclose(first, advantage / mdp.n_actions)
 
 
+@pytest.mark.parametrize("Q", [torch.tensor([[math.nan, 1.0]]), torch.ones(3), None, torch.ones(0, 2)])
+def test_greedy_policy_refuses_what_is_no_table(Q):
+    with pytest.raises(ValueError, match="Q "):
+        arl.greedy_policy(Q)
+
+
+@pytest.mark.parametrize(
+    "fn, kwargs",
+    [
+        (arl.value_iteration, {"tol": math.nan}),
+        (arl.value_iteration, {"tol": "small"}),
+        (arl.value_iteration, {"max_sweeps": 2.5}),
+        (arl.policy_iteration, {"tol": math.nan}),
+        (arl.policy_iteration, {"max_rounds": 0}),
+        (lambda mdp, tol: arl.greedy_policy(mdp.R, tol), {"tol": -1.0}),
+    ],
+)
+def test_solvers_check_their_settings(fn, kwargs):
+    ((name, value),) = kwargs.items()
+    with pytest.raises(ValueError, match=f"{name} is {value!r}"):
+        fn(toy(), **kwargs)
+
+
 def test_greedy_policy_shares_ties():
     assert arl.greedy_policy(torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 1.0]])).tolist() == [[0.5, 0.5, 0], [0, 1, 0]]
 
@@ -209,8 +270,13 @@ def test_greedy_policy_shares_ties():
 def test_returns_by_hand():
     G = arl.discounted_returns(torch.tensor([[0.0, 0.0, 1.0], [1.0, 2.0, 0.0]], dtype=torch.double), 0.9)
     assert torch.allclose(G, torch.tensor([[0.81, 0.9, 1.0], [2.8, 2.0, 0.0]], dtype=torch.double))
-    with pytest.raises(ValueError, match="gamma is 2"):
-        arl.discounted_returns(G, 2)
+    for gamma in (2, math.nan, "1"):
+        with pytest.raises(ValueError, match=f"gamma is {gamma!r}"):
+            arl.discounted_returns(G, gamma)
+    for rewards in (G[0], [[1.0]], torch.ones(1, 3).long(), G * math.nan):
+        with pytest.raises(ValueError, match="rewards "):
+            arl.discounted_returns(rewards, 0.5)
+    assert arl.discounted_returns(torch.zeros(2, 0)).shape == (2, 0)
 
 
 def test_episodes_come_from_the_generator_alone_and_end():
@@ -231,7 +297,7 @@ def test_actions_follow_the_policy():
     assert ((counts - 8000 * p).square() / (8000 * p)).sum() < 21.1
 
 
-@pytest.mark.parametrize("kwargs", [{"n": 0}, {"n": 2.0}, {"n": True}, {"generator": 3}])
+@pytest.mark.parametrize("kwargs", [{"n": 0}, {"n": 2.0}, {"n": True}, {"generator": 3}, {"max_turns": 0}])
 def test_sampling_checks_its_arguments(kwargs):
     mdp = arl.repair_mdp(turns=2)
     with pytest.raises(ValueError, match=next(iter(kwargs))):
@@ -282,7 +348,13 @@ def test_td_approaches_the_exact_values():
     assert (learnt[-1, s] - exact[s]).abs() < 0.02 and not learnt[-1][mdp.terminal].any()
 
 
-@pytest.mark.parametrize("kwargs", [{"alpha": 0}, {"alpha": 1.5}, {"lam": -0.1}, {"lam": 2}, {"V": torch.zeros(3)}])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"alpha": 0}, {"alpha": 1.5}, {"alpha": "a"}, {"alpha": lambda n: math.nan}, {"lam": -0.1}, {"lam": 2},
+        {"V": torch.zeros(3)}, {"V": [0.0, 5.0]},
+    ],
+)
 def test_td_checks_its_arguments(kwargs):
     mdp = toy()
     played = arl.sample_episodes(mdp, arl.uniform_policy(mdp), 2, torch.Generator().manual_seed(0))
@@ -349,6 +421,10 @@ def test_the_prediction_for_chapter_9():
     assert arl.read_ceiling(torch.tensor([0.0, 0.5])).tolist() == pytest.approx([0.2, 0.6])
     with pytest.raises(ValueError, match="read_share is 1.2"):
         arl.read_ceiling(1.2)
+    for kwargs in ({"read_share": math.nan}, {"read_share": "a"}, {"read_share": 0.5, "n_families": 0}):
+        with pytest.raises(ValueError, match=list(kwargs)[-1]):
+            arl.read_ceiling(**kwargs)
+    assert arl.read_ceiling([0.0, 0.5]).tolist() == pytest.approx([0.2, 0.6])
 
 
 @pytest.mark.parametrize(
@@ -360,6 +436,12 @@ def test_the_prediction_for_chapter_9():
         (arl.repair_mdp, {"families": "minmax"}, "families"),
         (arl.repair_mdp, {"step_cost": math.nan}, "step_cost"),
         (arl.repair_mdp, {"gamma": -0.1}, "gamma"),
+        (arl.repair_mdp, {"families": ("a b", "a c")}, "families"),
+        (arl.repair_mdp, {"families": ("",)}, "families"),
+        (arl.repair_pomdp, {"families": (1, 2)}, "families"),
+        (arl.repair_pomdp, {"families": ("pass", "minmax")}, "families"),
+        (arl.repair_pomdp, {"fix_prob": "half"}, "fix_prob"),
+        (arl.repair_prediction, {"turns": None}, "turns"),
         (arl.repair_pomdp, {"max_edits": -1}, "max_edits"),
         (arl.repair_pomdp, {"fix_prob": 1.2}, "fix_prob"),
     ],
@@ -373,8 +455,9 @@ def test_a_belief_or_observation_table_that_is_none_is_refused():
     pomdp = arl.repair_pomdp()
     with pytest.raises(ValueError, match="belief"):
         arl.belief_update(pomdp, pomdp.mdp.start * 2, "read")
-    with pytest.raises(ValueError, match="Z"):
-        replace(pomdp, Z=pomdp.Z[:, :, :-1])
+    for Z in (pomdp.Z[:, :, :-1], 0.5, None):
+        with pytest.raises(ValueError, match="Z"):
+            replace(pomdp, Z=Z)
     with pytest.raises(ValueError, match="max_states is 10"):
         arl.belief_mdp(pomdp, max_states=10)
 
