@@ -172,6 +172,26 @@ def test_docstrings_end_with_their_section(book):
     assert "'section 3.1.1 (nbs/03_policy.ipynb#sec-policy-limit)': ['LIMIT']" in table
 
 
+def test_appendices_have_letters_and_come_after_the_chapters(book):
+    cells = [
+        new_markdown_cell("# The sandbox {#sec-sandbox}"),
+        new_code_cell("#| default_exp: sandbox\n#| include: false\nimport agentrl as arl"),
+        new_code_cell('#@save\ndef start():\n    """Starts."""'),
+        new_markdown_cell("## B.1 Walls {#sec-sandbox-walls}"),
+        new_code_cell('#@save\ndef wall():\n    """A wall."""'),
+    ]
+    for number, cell in enumerate(cells):
+        cell["id"] = f"b{number}"
+    write(book, "B_sandbox", cells)
+    write(book, "headline", [new_markdown_cell("# Headline {#sec-headline}")])
+    assert [p.stem for p in project.notebooks(book)] == ["03_policy", "09_grpo", "B_sandbox", "headline"]
+    assert {project.find_notebook(name, book).stem for name in ("B", "b", "sandbox", "B_sandbox")} == {"B_sandbox"}
+    fresh = export.fresh_export(book)
+    assert "from .policy import *\nfrom .grpo import *\nfrom .sandbox import *\n" in fresh["__init__.py"]
+    assert "'appendix B (nbs/B_sandbox.ipynb#sec-sandbox)': ['start']" in fresh["sandbox.py"]
+    assert "'section B.1 (nbs/B_sandbox.ipynb#sec-sandbox-walls)': ['wall']" in fresh["sandbox.py"]
+
+
 def test_nbdev_update_takes_back_the_edit_and_nothing_else(book):
     notebooks = {p: p.read_text() for p in project.notebooks(book)}
     for module in ("policy", "grpo"):
