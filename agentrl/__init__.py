@@ -15,6 +15,8 @@ from .reinforce import *
 from .advantages import *
 from .ppo import *
 from .grpo import *
+from .kl import *
+from .sandbox import *
 
 
 def _link_docstrings():
