@@ -31,7 +31,7 @@ import runner  # noqa: E402
 sandbox = runner.load_sandbox(MODULE)
 TESTS, HONEST = runner.TASKS["scale"], runner.HONEST
 BWRAP, ROOT = shutil.which("bwrap"), hasattr(os, "geteuid") and os.geteuid() == 0
-STRANGER = 54321  # a user id that nobody has
+STRANGER = 50_000 + os.getpid() % 10_000  # a user id that nobody has
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox's barriers are those of Linux")
 
@@ -647,6 +647,9 @@ def test_the_filter_decides_as_written(machine):
     ]  # fmt: skip
     assert [c for c in good if answer(*c) != allow] == [] and [c for c in bad if answer(*c) != refuse] == []
     assert answer("clone3") == missing
+    pretending = sandbox.seccomp_filter(pid, machine, sandbox.PRETENDED_CALLS)
+    assert {judge(pretending, numbers[x], [0] * 6, architecture) for x in sandbox.PRETENDED_CALLS if x in numbers} == {0x50000}
+    assert judge(pretending, numbers["read"], [0] * 6, architecture) == allow
 
 
 def test_call_numbers_are_the_kernels():
