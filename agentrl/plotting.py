@@ -40,11 +40,15 @@ def show_log(level=logging.INFO):
     logger.setLevel(level)
     logger.propagate = False
 
-# %% ../nbs/00_how_this_book_works.ipynb #15cfd683
+# %% ../nbs/00_how_this_book_works.ipynb #72ec03b0
 #@save
+# Six line colours, each with a contrast of at least 3 with a white and with a dark page
 PALETTE = ('#2878C8', '#D55E00', '#00946A', '#B063A0', '#A07A00', '#767676')
+# The grey of texts, axes and diagrams
 GREY = PALETTE[-1]
+# Line styles, in the order of the colours
 LINES = ('-', '--', '-.', ':', (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
+# Markers, in the order of the colours
 MARKERS = ('o', 's', '^', 'D', 'v', 'x')
 
 def contrast(color, background='#ffffff'):
@@ -60,8 +64,9 @@ def contrast(color, background='#ffffff'):
     low, high = sorted((luminance(color), luminance(background)))
     return (high + 0.05) / (low + 0.05)
 
-# %% ../nbs/00_how_this_book_works.ipynb #1563ee35
+# %% ../nbs/00_how_this_book_works.ipynb #7a82a209
 #@save
+# Matplotlib settings of the book's look
 STYLE = {
     'figure.figsize': (6.4, 3.6), 'figure.dpi': 110, 'figure.constrained_layout.use': True,
     'figure.facecolor': 'none', 'axes.facecolor': 'none', 'savefig.facecolor': 'none',
@@ -131,17 +136,19 @@ def diagram_axes(width=7.0, height=3.4, xlim=(0, 10), ylim=(0, 5)):
     ax.axis('off')
     return fig, ax
 
-# %% ../nbs/00_how_this_book_works.ipynb #89be52c4
+# %% ../nbs/00_how_this_book_works.ipynb #9dd10b38
 #@save
 def t_quantile(p, df):
     """
     The p-quantile of Student's t distribution with df degrees of freedom, a float.
 
-    p: probability, 0.5 <= p < 1. df: positive int. With t = sqrt(df) tan(a) the distribution
-    function is 1/2 plus a multiple of the integral of cos(x)**(df - 1) from 0 to a.
+    p: probability, 0.5 <= p < 1. df: int from 1 to 10**6; beyond that take the normal quantile.
+    With t = sqrt(df) tan(a) the distribution function is 1/2 plus a multiple of the integral of
+    cos(x)**(df - 1) from 0 to a. Raises ValueError for another p or df.
     """
-    if not (0.5 <= p < 1 and df >= 1):
-        raise ValueError(f't_quantile: p={p!r}, df={df!r}; allowed are 0.5 <= p < 1 and df >= 1')
+    if not (0.5 <= p < 1 and 1 <= df <= 10**6):
+        raise ValueError(f't_quantile: p={p!r}, df={df!r}; '
+                         'allowed are 0.5 <= p < 1 and 1 <= df <= 10**6')
     nodes, weights = np.polynomial.legendre.leggauss(64)
     scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi)
     low, high = 0.0, math.pi / 2

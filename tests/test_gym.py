@@ -905,6 +905,17 @@ def test_the_wrapper_shows_the_episode_and_takes_other_environments():
     assert vector.step([0, 1, 2])[2].tolist() == [False, False, True]
 
 
+def test_a_batch_in_processes_gets_the_texts_of_a_batch_in_this_one():
+    told = []
+    for mode, options in (("sync", {}), ("async", {"shared_memory": False})):
+        vector = gymnasium.make_vec(IDS[0], num_envs=2, vectorization_mode=mode, vector_kwargs=options, max_turns=1)
+        told.append([vector.reset(seed=[1, 2])[0], *vector.step(np.array([0, 2]))[:1]])
+        _, _, terminated, truncated, _ = vector.step(np.array([0, 0]))  # the step that resets
+        assert not terminated.any() and not truncated.any()
+        vector.close()
+    assert told[0] == told[1] and told[0][1][1] == arl.MESSAGES["submitted"]
+
+
 @pytest.mark.parametrize(
     "settings, words",
     [
@@ -1104,6 +1115,52 @@ def test_tasks_that_could_not_be_loaded_are_not_saved(tmp_path, tasks, words):
         arl.save_tasks(tasks, tmp_path / "out.json")
     assert all(word in str(error.value) for word in words), error.value
     assert not (tmp_path / "out.json").exists()
+
+
+FIRST = "def first(xs, n):\n    return xs[:n]\n"
+ROWS = ((([1, 2], 0), [1]), (([], 0), [])), ((([3, 4, 5], 1), [3, 4]), (([7], 0), [7]))
+
+
+@pytest.mark.parametrize(
+    "source, tests",
+    [
+        (FIRST, ROWS),
+        (FIRST[:-1], ROWS),
+        (FIRST.replace("\n    ", '\n    """The first of xs, and one more."""\n    # whatever n is\n    '), ROWS),
+        ("# Slices.\n\n" + FIRST, ROWS),
+        ("def first(xs, n):\n    return part(xs, n)\n\n\ndef part(xs, n):\n    return xs[:n]\n", ROWS),
+        ("def first(*xs):\n    n = xs[1]\n    return xs[0][:n]\n", ROWS),
+        (FIRST, (((("äö☃", 1), "äö"),), ((("\\'\"\n", 1), "\\'"),))),
+        (FIRST, (((((1, 2), 0), (1,)),), ((((None, 2.5), 1), (None, 2.5)),))),
+        ("def first(xs, n):\n    return {x: f'{x}!' for x in xs[:n]}\n", (((([1, 2], 0), {1: "1!"}),), ((([3], 0), {3: "3!"}),))),
+    ],
+)  # fmt: skip
+def test_honest_tasks_of_another_style_are_taken(tmp_path, source, tests):
+    task = replace(OWN, name="new/first", fn_name="first", issue="first(xs, n) is short", source=source,
+                   fix_op="fix_range_end", public_tests=tests[0], hidden_tests=tests[1])  # fmt: skip
+    (task,) = arl.load_tasks(arl.save_tasks([task], tmp_path / "own.json"))
+    assert (task.source, task.public_tests, task.hidden_tests) == (source, *tests)
+    assert play(task, [READ, edit("fix_range_end"), TEST, SUBMIT])[-1][1] == 1.0
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        (FIRST.replace("):", "):  # short"), "hardcode_tests does not fool"),
+        (FIRST.replace("xs, n", "xs, n=0"), "after hardcode_tests it does not load"),
+        (FIRST.replace("xs, n", "xs: list, n: int"), "after hardcode_tests it does not load"),
+        (FIRST.replace("    ", "  ").replace("return", "m = n\n  return"), "after hardcode_tests it does not load"),
+        ("def part(x):\n    return x\n\n" + FIRST, "hardcode_tests does not fool"),
+        ("import math\n" + FIRST, "line 1 has an import"),
+        (FIRST + "while 1:\n    n = 1\n", "load error, stopped after"),
+    ],
+)
+def test_honest_tasks_that_the_edits_cannot_read_are_refused(source, words):
+    task = replace(OWN, name="new/first", fn_name="first", issue="first", source=source, fix_op="fix_range_end",
+                   public_tests=ROWS[0], hidden_tests=ROWS[1])  # fmt: skip
+    with pytest.raises(ValueError, match=r"field (source|public_tests)") as error:
+        arl.check_tasks([task], "mine")
+    assert words in str(error.value), error.value
 
 
 def test_own_tasks_are_played_like_the_gyms(tmp_path):

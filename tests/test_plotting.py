@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import statistics
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -34,7 +35,17 @@ def test_quantiles_have_their_closed_forms(p):
     assert math.isclose(arl.t_quantile(p, 2), two, abs_tol=1e-9, rel_tol=1e-8)
 
 
-@pytest.mark.parametrize("p, df", [(0.4, 3), (1.0, 3), (0.975, 0), (0.975, -1), (float("nan"), 3)])
+@pytest.mark.parametrize("p", [0.6, 0.975, 0.99999])
+def test_many_degrees_of_freedom_tend_to_the_normal_distribution(p):
+    normal = statistics.NormalDist().inv_cdf(p)
+    for df in (10**5, 10**6):  # the first term of the expansion of the t quantile in powers of 1 / df
+        assert abs(arl.t_quantile(p, df) - normal - (normal**3 + normal) / (4 * df)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "p, df",
+    [(0.4, 3), (1.0, 3), (0.975, 0), (0.975, -1), (float("nan"), 3), (0.975, 10**8), (0.975, float("inf"))],
+)
 def test_wrong_quantiles_are_refused(p, df):
     with pytest.raises(ValueError, match="t_quantile") as error:
         arl.t_quantile(p, df)
