@@ -152,7 +152,7 @@ def causal_attention(turns, pad_mask=None):
         return y.transpose(1, 2)
     return attend
 
-# %% ../nbs/03_policy.ipynb #3cccecd1
+# %% ../nbs/03_policy.ipynb #c45a504f
 #@save
 class KVCache:
     """Keys and values already computed, for B rows of unequal length; `length` [B] says how much of each row is held.
@@ -174,7 +174,7 @@ class KVCache:
 
     @torch.inference_mode()
     def keep(self, rows):
-        """Keeps only `rows` (a list of indices, in the order given); moves only what they hold."""
+        """Keeps only `rows` (at most B indices, in the order given); moves only what they hold."""
         n, top = len(rows), int(self.length.max())
         for x in (self.k, self.v): x[:, :n, :top] = x[:, rows, :top]
         self.k, self.v, self.length = self.k[:, :n], self.v[:, :n], self.length[rows]
@@ -280,18 +280,18 @@ def entropy_from_logits(logits):
     """
     return entropy_of(logits.log_softmax(-1))
 
-# %% ../nbs/03_policy.ipynb #e8078168
+# %% ../nbs/03_policy.ipynb #a9ae2f9a
 #@save
 def entropy_of(logp):
-    """Entropy in nats from log-probabilities: [..., V] -> [...]."""
+    """Entropy in nats from log-probabilities, -inf allowed: [..., V] -> [...]."""
     return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(-1)      # 0 x (-inf) would be NaN
 
-# %% ../nbs/03_policy.ipynb #b48c679a
+# %% ../nbs/03_policy.ipynb #40006ece
 #@save
 def masked_mean(x, mask, dim=None):
     """Mean of `x` over the positions where `mask` is 1, over all dimensions or `dim`; an empty mask gives 0, never NaN.
 
-    x, mask: the same shape, else ValueError. What stands at masked positions has no effect, not even NaN.
+    x, mask: the same shape, else ValueError; mask holds 0 and 1 only. Where it is 0, x has no effect, not even NaN.
     """
     if x.shape != mask.shape:
         raise ValueError(f'mask has shape {tuple(mask.shape)}; it must be that of x, {tuple(x.shape)}')
@@ -306,14 +306,15 @@ def check_temperature(temperature):
     if not (isinstance(temperature, (int, float)) and 0 < temperature < float('inf')):
         raise ValueError(f'temperature is {temperature!r}; it must be a finite number above 0')
 
-# %% ../nbs/03_policy.ipynb #761fbb8b
+# %% ../nbs/03_policy.ipynb #e3eacd74
 #@save
 def sample_tokens(logits, temperature, generator):
     """Samples one token a row from softmax(logits / temperature) by inverting its distribution function.
 
     logits: [B, V], -inf for tokens that must not come; generator: a torch.Generator, from which one uniform number a row is
-    drawn. Returns ids [B], their log-probs [B] and the entropies [B] in nats, all *at that temperature*. Raises ValueError
-    for a temperature that is not above 0, and for a row that is no distribution, such as one with NaN.
+    drawn (None: PyTorch's global one). Returns ids [B], their log-probs [B] and the entropies [B] in nats, all *at that
+    temperature*. Raises ValueError for a temperature that is not above 0, and for a row that is no distribution, such as
+    one with NaN.
     """
     check_temperature(temperature)
     logp = (logits / temperature).log_softmax(-1)                                # [B, V]

@@ -199,14 +199,14 @@ def take_turn(traj, env, tok, ids, logps, entropies, last):
     traj.observe(obs)
     return obs
 
-# %% ../nbs/05_episodes.ipynb #1d9e7bf5
+# %% ../nbs/05_episodes.ipynb #cb4611be
 #@save
 def collate(trajs, pad_id):
     """Trajectories -> dict of tensors for an update.
 
     'ids' [B, T]; 'action_mask', 'sampler_logps', 'entropies' [B, T-1], aligned with the prediction of ids[:, 1:];
-    'rewards' [B]; 'n_turns' [B] and 'groups' [B] where the episodes' info has them. Raises ValueError if there are none, or
-    if the lists of one differ in length.
+    'rewards' [B]; 'n_turns' [B] and 'groups' [B] if the info of all episodes has them (as 'n_turns' and 'group'). Raises
+    ValueError if there are no trajectories, or if the lists of one differ in length.
     """
     if not trajs:
         raise ValueError('trajs is empty; collate needs at least one trajectory')

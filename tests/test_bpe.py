@@ -133,3 +133,12 @@ def test_two_models_played_in_turns_share_nothing():
     swapped, first = play(two), play(one)
     assert [(t.ids, t.logps) for t in swapped] == [(t.ids, t.logps) for t in first]
     assert [t.ids for t in swapped] != alone
+
+
+def test_collate_keeps_groups_only_if_every_episode_has_one():
+    trajs = play(writer(), n=3)
+    assert "groups" not in arl.collate(trajs, 0)
+    for i, traj in enumerate(trajs):
+        assert "groups" not in arl.collate(trajs, 0)
+        traj.info["group"] = i
+    assert arl.collate(trajs, 0)["groups"].tolist() == [0, 1, 2]

@@ -81,6 +81,20 @@ def test_a_filter_hides_no_nan_from_the_sampler(rule):
         arl.sample_tokens(arl.filter_logits(x, **rule), 1.0, gen())
 
 
+def test_a_logit_of_plus_infinity_reaches_the_sampler_which_refuses_it():
+    x = torch.tensor([[0.0, math.inf, 1.0]])
+    for rule in ({"top_k": 2}, {"top_p": 0.5}):
+        with pytest.raises(ValueError, match="no distribution"):
+            arl.sample_tokens(arl.filter_logits(x, **rule), 1.0, gen())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_every_precision_is_kept_and_no_rows_are_no_trouble(dtype):
+    got = arl.filter_logits(base().to(dtype), top_k=4, top_p=0.6)
+    assert got.dtype == dtype and got.isfinite().tolist() == [True, True, False, False, False]
+    assert arl.filter_logits(torch.zeros(0, 5, dtype=dtype), top_p=0.5).shape == (0, 5)
+
+
 @pytest.mark.parametrize("rule", [{"top_k": 3}, {"top_p": 0.6}])
 def test_gradients_are_those_of_the_renormalised_policy(rule):
     x = base().float().requires_grad_(True)
