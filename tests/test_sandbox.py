@@ -1,6 +1,7 @@
 """The sandbox of appendix B: payloads, limits, clean-up, faults, refusals, and what each barrier is for."""
 
 import ast
+import functools
 import importlib.util
 import inspect
 import itertools
@@ -36,19 +37,27 @@ STRANGER = 50_000 + os.getpid() % 10_000  # a user id that nobody has
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox's barriers are those of Linux")
 
 
+@functools.lru_cache(None)
+def problem_of(tier):
+    """Why a tier does not work on this machine, or ''."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sandbox.Sandbox(tier=tier, workers=1).close()
+    except sandbox.SandboxError as error:
+        return str(error)
+    return ""
+
+
 def need(tier, user="me"):
     """Skip with a reason what this machine cannot do; in CI that is a failure, since CI installs what is needed."""
-    problem = ""
-    if tier == "bwrap" and not BWRAP:
-        problem = "bubblewrap is not installed (Debian: apt-get install bubblewrap)"
-    elif tier == "landlock" and not sandbox.landlock_abi():
-        problem = "this kernel has no Landlock"
-    elif user == "user" and not ROOT:
-        problem = "only root can run this as another user; as you it runs in the test beside this one"
-    if problem and os.environ.get("CI") and user != "user":
-        pytest.fail(f"{problem}; CI must have it")
+    problem = problem_of(tier)
+    if problem and os.environ.get("CI"):
+        pytest.fail(f"CI must have every tier; {problem}")
     if problem:
         pytest.skip(problem)
+    if user == "user" and not ROOT:
+        pytest.skip("only root can run this as another user; as you it runs in the test beside this one")
 
 
 @pytest.fixture(scope="module", params=["bwrap", "landlock"])
@@ -171,11 +180,11 @@ def test_timeouts_leave_nothing_behind(tier, jobs):
         box = sandbox.Sandbox(sandbox.SandboxLimits(wall_s=0.05), tier, workers=4)
     with box, ThreadPoolExecutor(4) as pool:
         open_files = len(os.listdir("/proc/self/fd"))
-        before = runner.left_behind(box, sandbox)
+        before = runner.left_behind(box)
         verdicts = list(pool.map(lambda i: box.grade(function(bodies[i % 5]), "scale", TESTS), range(jobs)))
         assert Counter(v.reward for v in verdicts) == {0.0: jobs}
         assert all("time is over" in v.why for v in verdicts), Counter(v.why for v in verdicts)
-        assert runner.left_behind(box, sandbox) == before and len(os.listdir("/proc/self/fd")) == open_files
+        assert runner.left_behind(box) == before and len(os.listdir("/proc/self/fd")) == open_files
         assert "Z" not in runner.descendants(os.getpid()).values() and box._pool.restarts == 0
         servers = [server.process.pid for server in box._pool.servers]
     assert not set(servers) & set(runner.descendants(os.getpid()))
@@ -206,6 +215,18 @@ def test_a_job_whose_doors_do_not_shut_is_an_error():
             box.grade(HONEST, "scale", TESTS)
 
 
+def test_files_that_need_too_much_memory_are_the_models_fault(box):
+    with short(box.tier, memory_mb=128, disk_mb=128, file_mb=128) as other:
+        verdict = other.grade(HONEST | {"big.txt": "x" * 2**26}, "scale", TESTS)
+        assert verdict.reward == 0.0 and "memory" in verdict.why
+        assert other.grade(HONEST, "scale", TESTS).reward == 1.0
+
+
+def test_two_sandboxes_run_as_two_users(box):
+    with short(box.tier) as other:
+        assert not ROOT or not other._pool.users & box._pool.users
+
+
 def test_closed_and_foreign_sandboxes_refuse(box):
     other = short(box.tier)
     other.close()
@@ -223,11 +244,11 @@ def test_closed_and_foreign_sandboxes_refuse(box):
 
 
 def test_an_interrupted_caller_leaves_no_job(box):
-    before = runner.left_behind(box, sandbox)
+    before = runner.left_behind(box)
     threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         box.grade(function("import time; time.sleep(60)"), "scale", TESTS)
-    assert runner.left_behind(box, sandbox) == before and box._pool.restarts == 0
+    assert runner.left_behind(box) == before and box._pool.restarts == 0
     assert box.grade(HONEST, "scale", TESTS).reward == 1.0
 
 
@@ -671,3 +692,14 @@ def test_the_module_loads_without_the_rest_of_the_book():
     imports = {a.name.split(".")[0] for x in ast.walk(ast.parse(MODULE.read_text())) if isinstance(x, ast.Import) for a in x.names}
     assert imports <= set(sys.stdlib_module_names) and "torch" not in imports
     assert importlib.util.find_spec("agentrl.sandbox").origin == str(MODULE) and socket
+
+
+def test_the_benchmark_rebuilds_a_design_that_believes_what_it_should_not(monkeypatch):
+    spec = importlib.util.spec_from_file_location("bench_sandbox", HERE.parent / "benchmarks/sandbox.py")
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    old, tests = bench.OldDesign(), TESTS[:2]
+    assert old.grade(HONEST, "scale", tests).reward == 1.0
+    assert old.grade(function("return 0"), "scale", tests).reward == 0.0
+    equal = (HERE / "exploits/given/e01_eq_always_true.py").read_text()
+    assert old.grade({"scale.py": equal}, "scale", tests).reward == 1.0
