@@ -210,7 +210,7 @@ REFUSED_SYNTAX = {ast.Import: 'an import', ast.ImportFrom: 'an import', ast.Clas
                   ast.TryStar: 'a try', ast.With: 'a with', ast.AsyncFunctionDef: 'an async function'}
 _SANDBOX = 'run such code in the sandbox of appendix B'
 
-# %% ../nbs/04_bugfix_gym.ipynb #b07fe516
+# %% ../nbs/04_bugfix_gym.ipynb #30fa59b5
 #@save
 def refusal(source):
     """Why `source` is not run in this process, such as 'line 1 has an import'; None if it may run.
@@ -229,6 +229,8 @@ def refusal(source):
                 return f'the name {name}'
             case ast.Attribute(attr=name) if name not in ALLOWED_METHODS:
                 return f'the attribute {name}'
+            case ast.MatchClass(kwd_attrs=names) if set(names) - ALLOWED_METHODS:
+                return f'the attribute {min(set(names) - ALLOWED_METHODS)}'
             case (ast.BinOp(op=ast.Pow() | ast.LShift(), right=by)
                   | ast.AugAssign(op=ast.Pow() | ast.LShift(), value=by)):
                 if not (isinstance(by, ast.Constant) and isinstance(by.value, int) and by.value <= 64):
@@ -239,7 +241,7 @@ def refusal(source):
     faults = [(node.lineno, what) for node in nodes if (what := fault(node))]
     return 'line {} has {}'.format(*min(faults)) if faults else None
 
-# %% ../nbs/04_bugfix_gym.ipynb #846f8d7d
+# %% ../nbs/04_bugfix_gym.ipynb #a5abfbf4
 #@save
 MAX_STEPS = 100_000    # instructions of one test; also the longest `range`
 MAX_SIZE = 10_000      # items or characters of one variable, or bits of a number
@@ -254,8 +256,11 @@ def step_budget():
     def trace(frame, event, arg):
         nonlocal left
         if frame.f_code.co_filename != '<task>': return None    # such as a call by the garbage collector
+        if event == 'exception' and arg[0] is GeneratorExit:    # Python drops this frame, and an error of ours with it
+            frame.f_trace = None
+            return None
         left -= 1
-        if left < 0: raise Stopped(f'stopped after {MAX_STEPS} steps')
+        if left < 0 and event in ('line', 'opcode'): raise Stopped(f'stopped after {MAX_STEPS} steps')
         if event == 'call': frame.f_trace_opcodes = True        # a loop may stand on one line
         for name, value in frame.f_locals.items() if event == 'line' else ():
             size = value.bit_length() if isinstance(value, int) else len(value) if isinstance(value, _SIZED) else 0

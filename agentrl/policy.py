@@ -152,7 +152,7 @@ def causal_attention(turns, pad_mask=None):
         return y.transpose(1, 2)
     return attend
 
-# %% ../nbs/03_policy.ipynb #c45a504f
+# %% ../nbs/03_policy.ipynb #3ed1c3c6
 #@save
 class KVCache:
     """Keys and values already computed, for B rows of unequal length; `length` [B] says how much of each row is held.
@@ -162,7 +162,8 @@ class KVCache:
     """
     def __init__(self, model, batch_size, capacity=128):
         for name, value in (('batch_size', batch_size), ('capacity', capacity)):
-            if value < 1: raise ValueError(f'{name} is {value}; it must be at least 1')
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f'{name} is {value!r}; it must be a whole number of at least 1')
         shape = len(model.blocks), batch_size, capacity, model.n_heads, model.head_dim
         self.k, self.v = (model.embed.weight.new_zeros(shape) for _ in 'kv')
         self.length = torch.zeros(batch_size, dtype=torch.long)
@@ -299,14 +300,15 @@ def masked_mean(x, mask, dim=None):
     dim = tuple(range(x.dim())) if dim is None else dim
     return total.sum(dim) / mask.to(x.dtype).sum(dim).clamp(min=1)
 
-# %% ../nbs/03_policy.ipynb #1113e5d7
+# %% ../nbs/03_policy.ipynb #88539e0c
 #@save
 def check_temperature(temperature):
     """Raises ValueError unless `temperature` is a finite number above 0."""
-    if not (isinstance(temperature, (int, float)) and 0 < temperature < float('inf')):
+    number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
+    if not (number and 0 < temperature < float('inf')):
         raise ValueError(f'temperature is {temperature!r}; it must be a finite number above 0')
 
-# %% ../nbs/03_policy.ipynb #e3eacd74
+# %% ../nbs/03_policy.ipynb #cc5f40a0
 #@save
 def sample_tokens(logits, temperature, generator):
     """Samples one token a row from softmax(logits / temperature) by inverting its distribution function.
@@ -317,6 +319,8 @@ def sample_tokens(logits, temperature, generator):
     one with NaN.
     """
     check_temperature(temperature)
+    if logits.dim() != 2:
+        raise ValueError(f'logits has shape {tuple(logits.shape)}; it must be [B, V]')
     logp = (logits / temperature).log_softmax(-1)                                # [B, V]
     cdf = logp.double().exp().cumsum(-1)
     if cdf[:, -1].isnan().any():

@@ -1168,3 +1168,20 @@ def test_own_tasks_are_played_like_the_gyms(tmp_path):
     assert play(task, [READ, edit("swap_minmax"), TEST, SUBMIT])[-1][1] == 1.0
     assert play(task, [edit(EXPLOIT), SUBMIT])[-1][1] == 0.0
     assert len(arl.build_tokenizer([task])) > 20
+
+
+@pytest.mark.parametrize("names", ["__class__=c", "upper=g, __getattribute__=c", "format=g"])
+def test_attributes_in_a_match_pattern_are_refused_too(names):
+    source = f"def f(n):\n    match n:\n        case str({names}):\n            return 1\n"
+    assert "the attribute" in arl.refusal(source)
+    allowed = "def f(n):\n    match n:\n        case str(upper=g):\n            return g()\n"
+    assert arl.refusal(allowed) is None and arl.run_tests(allowed, ((("a",), "A"),), "f")[0][0]
+
+
+@pytest.mark.parametrize("drop", ["next(i for i in [1, 2])", "any(i for i in [1, 2])"])
+@pytest.mark.parametrize("phase", range(0, 24, 3))
+def test_a_loop_that_drops_generators_is_stopped_whenever_its_budget_ends(drop, phase):
+    """Closing a dropped generator swallows errors: the step that ends the budget must not fall into it."""
+    head = "".join(f"    z{i} = x\n" for i in range(phase))
+    source = f"def f(x):\n{head}    while x:\n        y = {drop}\n"
+    assert "stopped" in arl.run_tests(source, (((1,), 1),), "f")[0][1]
