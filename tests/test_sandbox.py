@@ -402,7 +402,7 @@ def test_verdicts(box, fresh_state):
     verdict = box.grade(function("return n * 3 + (n != 7)"), "scale", TESTS, fresh_state=fresh_state)
     assert (verdict.reward, verdict.passed, verdict.total) == (0.0, 4, 5) and "a wrong answer, an int" in verdict.why
     verdict = box.grade({"scale.py": "import nothing"}, "scale", TESTS, fresh_state=fresh_state)
-    assert (verdict.reward, verdict.passed) == (0.0, 0) and "ModuleNotFoundError" in verdict.why
+    assert (verdict.reward, verdict.passed) == (0.0, 0) and "raised ModuleNotFoundError" in verdict.why
     verdict = box.grade({"scale.py": "x = 1"}, "scale", TESTS, fresh_state=fresh_state)
     assert verdict.reward == 0.0 and "AttributeError" in verdict.why
 
@@ -421,9 +421,9 @@ def test_the_wall_limit_is_one_for_all_calls():
 
 def test_what_a_verdict_says_holds_no_hidden_value(box):
     tests = [(("hidden-input",), "hidden-output")]
-    for body in ("return n", "raise ValueError(n)", "raise type(n, (Exception,), {})", "print(n); return n * 2", "import os; os.write(2, n.encode()); os._exit(3)"):
+    for body in ("return n", "raise ValueError(n)", "raise type(n, (Exception,), {})", "raise type(n, (Exception,), {'__module__': 'builtins'})", "return type(n, (), {})()", "print(n); return n * 2", "import os; os.write(2, n.encode()); os._exit(3)"):
         verdict = box.grade(function(body), "scale", tests)
-        assert verdict.reward == 0.0 and "hidden-output" not in verdict.why
+        assert verdict.reward == 0.0 and "hidden" not in verdict.why
     assert "hidden" not in box.grade(function("return n"), "scale", tests).why
 
 
@@ -663,7 +663,7 @@ def test_the_filter_decides_as_written(machine):
     ]  # fmt: skip
     bad = [
         ("kill", 1, 9), ("kill", 2**64 - 1, 9), ("kill", 0, 9), ("tgkill", 1, 1, 6), ("clone", 17), ("clone", 0x3D0F00 | 0x10000000), ("clone", 0x100 | 17),
-        ("fcntl", 3, 8, 1), ("fcntl", 3, 10, 1), ("fcntl", 3, 1031, 1), ("ioctl", 3, 0x5412), ("socketpair", 2, 1), ("sendto", 3, 9, 1, 0, 2**40), ("sendto", 3, 9, 1, 0, 8),
+        ("fcntl", 3, 8, 1), ("fcntl", 3, 6, 1), ("fcntl", 3, 7, 1), ("fcntl", 3, 5, 1), ("fcntl", 3, 10, 1), ("fcntl", 3, 1031, 1), ("ioctl", 3, 0x5412), ("socketpair", 2, 1), ("sendto", 3, 9, 1, 0, 2**40), ("sendto", 3, 9, 1, 0, 8),
         ("prlimit64", 5, 3, 0, 9), ("prlimit64", 0, 3, 2**33), ("prctl", 22, 2), ("prctl", 4, 1), ("getsockopt", 3, 1, 77), ("getsockopt", 3, 1, 17),
     ]  # fmt: skip
     assert [c for c in good if answer(*c) != allow] == [] and [c for c in bad if answer(*c) != refuse] == []
