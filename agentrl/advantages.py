@@ -9,7 +9,7 @@ __all__ = ['check_turns', 'reward_to_go', 'check_values', 'gae', 'grouped', 'unl
 #@save
 import torch
 
-# %% ../nbs/07_advantages.ipynb #d1f64543
+# %% ../nbs/07_advantages.ipynb #33138573
 #@save
 def check_turns(rewards, gamma, mask=None):
     """`rewards` [B, T] in float32 or wider, and where the policy acted, [B, T] bool.
@@ -21,18 +21,21 @@ def check_turns(rewards, gamma, mask=None):
     rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32)).detach()
     if rewards.dim() != 2:
         raise ValueError(f'rewards has shape {tuple(rewards.shape)}; it must be [B, T]')
-    if not 0 <= gamma <= 1:
+    if not isinstance(gamma, (int, float)) or not 0 <= gamma <= 1:
         raise ValueError(f'gamma is {gamma!r}; it must be a number from 0 to 1')
     own = torch.ones_like(rewards) if mask is None else torch.as_tensor(mask)
     if own.shape != rewards.shape:
         raise ValueError(
             f'mask has shape {tuple(own.shape)} and rewards {tuple(rewards.shape)}; both must be [B, T]'
         )
-    if not ((own == 0) | (own == 1)).all():
-        raise ValueError('mask has an entry that is neither 0 nor 1; allowed are 0 and 1')
+    if (bad := (own != 0) & (own != 1)).any():
+        raise ValueError(f'mask has an entry {own[bad][0].item()}; allowed are 0 and 1')
     own = own.bool()
-    if not rewards.isfinite().all() or rewards[~own].any():
-        raise ValueError('rewards must be finite, and 0 where mask is 0: there no action earned it')
+    if (bad := ~rewards.isfinite() | (~own & (rewards != 0))).any():
+        raise ValueError(
+            f'rewards has an entry {rewards[bad][0].item():g}; '
+            'rewards must be finite, and 0 where mask is 0: there no action earned it'
+        )
     return rewards, own
 
 # %% ../nbs/07_advantages.ipynb #3ee708e3
@@ -50,7 +53,7 @@ def reward_to_go(rewards, gamma=1.0, mask=None):
         result[:, t] = torch.where(own[:, t], ahead, 0.0)
     return result
 
-# %% ../nbs/07_advantages.ipynb #01fdecca
+# %% ../nbs/07_advantages.ipynb #ac6c8f00
 #@save
 def check_values(values, last_values, rewards, own, lam):
     """`values` [B, T] and `last_values` [B] as numbers like `rewards` [B, T], without gradient.
@@ -58,7 +61,7 @@ def check_values(values, last_values, rewards, own, lam):
     Raises ValueError unless lam is from 0 to 1, the shapes are right (last_values None: zeros), and
     all values that are used are finite.
     """
-    if not 0 <= lam <= 1:
+    if not isinstance(lam, (int, float)) or not 0 <= lam <= 1:
         raise ValueError(f'lam is {lam!r}; it must be a number from 0 to 1')
     values = torch.as_tensor(values).detach().to(rewards.dtype)
     last = rewards.new_zeros(len(rewards)) if last_values is None else torch.as_tensor(last_values)
@@ -97,11 +100,7 @@ def gae(rewards, values, gamma=1.0, lam=0.95, mask=None, last_values=None):
         result[:, t] = torch.where(own[:, t], ahead, 0.0)
     return result
 
-# %% ../nbs/07_advantages.ipynb #b94ece0b-1
-#@save
-import torch
-
-# %% ../nbs/07_advantages.ipynb #d3641744
+# %% ../nbs/07_advantages.ipynb #1e96d984
 #@save
 def grouped(rewards, group_size):
     """`rewards` [B] as consecutive groups [B/G, G], in float32 or wider.
@@ -114,7 +113,8 @@ def grouped(rewards, group_size):
     if rewards.dim() != 1:
         raise ValueError(f'rewards has shape {tuple(rewards.shape)}; it must be [B]')
     if not rewards.isfinite().all():
-        raise ValueError(f'rewards is {rewards.tolist()}; every reward must be a finite number')
+        worst = rewards[~rewards.isfinite()][0].item()
+        raise ValueError(f'rewards has an entry {worst}; every reward must be a finite number')
     if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
         raise ValueError(f'group_size is {group_size!r}; it must be a whole number of at least 1')
     if len(rewards) % group_size:
@@ -129,18 +129,18 @@ def unless_equal(groups, advantages):
     equal = (groups == groups[:, :1]).all(1, keepdim=True)
     return advantages.masked_fill(equal, 0.0).flatten()
 
-# %% ../nbs/07_advantages.ipynb #0ce153d2
+# %% ../nbs/07_advantages.ipynb #aa3eeb59
 #@save
 def group_advantages(rewards, group_size, normalize_std=True, eps=1e-6):
     """GRPO's advantages [B]: rewards less their group's mean, over its deviation if `normalize_std`.
 
     rewards: [B] in consecutive groups of `group_size` -> [B]. The standard deviation is the
     sample's (n - 1), plus `eps`. A group of equal rewards, also a group of one, gets exactly 0.
-    Raises ValueError for rewards that aren't finite or not [B], and a size that doesn't divide B.
-    Source: Shao et al. (2024), section 4.1.2, which has no `eps`.
+    Raises ValueError for rewards that aren't finite or not [B], a size that doesn't divide B, and
+    an eps below 0. Source: Shao et al. (2024), section 4.1.2, which has no `eps`.
     """
-    if not eps >= 0:
-        raise ValueError(f'eps is {eps!r}; it must be at least 0')
+    if not isinstance(eps, (int, float)) or not 0 <= eps < float('inf'):
+        raise ValueError(f'eps is {eps!r}; it must be a finite number of at least 0')
     groups = grouped(rewards, group_size)  # [B/G, G]
     centred = groups - groups.mean(1, keepdim=True)
     if normalize_std and group_size > 1:

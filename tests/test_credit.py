@@ -180,7 +180,10 @@ def test_a_reward_that_belongs_to_no_action_is_refused():
         ({"gamma": -0.1}, ["gamma", "-0.1"]),
         ({"gamma": 1.01}, ["gamma", "1.01"]),
         ({"gamma": NAN}, ["gamma", "nan"]),
+        ({"gamma": None}, ["gamma", "None"]),
+        ({"gamma": torch.tensor([0.9, 1.0])}, ["gamma", "0.9"]),
         ({"lam": -0.1}, ["lam", "-0.1"]),
+        ({"lam": "0.9"}, ["lam", "'0.9'"]),
         ({"lam": 2}, ["lam", "2"]),
         ({"lam": NAN}, ["lam", "nan"]),
         ({"rewards": torch.zeros(3)}, ["rewards", "(3,)", "[B, T]"]),
@@ -191,7 +194,7 @@ def test_a_reward_that_belongs_to_no_action_is_refused():
         ({"values": torch.full((2, 3), NAN)}, ["values", "finite"]),
         ({"mask": torch.ones(2, 2)}, ["mask", "(2, 2)", "(2, 3)"]),
         ({"mask": torch.ones(3)}, ["mask", "(3,)"]),
-        ({"mask": torch.full((2, 3), 0.5)}, ["mask", "0 and 1"]),
+        ({"mask": torch.full((2, 3), 0.5)}, ["mask", "0.5", "0 and 1"]),
         ({"mask": torch.full((2, 3), NAN)}, ["mask", "0 and 1"]),
         ({"last_values": torch.zeros(3)}, ["last_values", "(3,)", "[2]"]),
         ({"last_values": torch.zeros(2, 1)}, ["last_values", "(2, 1)"]),
@@ -280,6 +283,17 @@ def test_a_worthless_call_gets_credit_for_its_place_from_the_whole_episode_and_n
 
 
 # Groups.
+
+
+def test_the_deviation_s_eps_must_be_a_number_and_a_long_list_of_rewards_is_not_printed():
+    for eps in (-1e-6, NAN, INF, None, "1e-6", torch.zeros(2)):
+        with pytest.raises(ValueError, match="^eps is "):
+            arl.group_advantages([0.0, 1.0], 2, eps=eps)
+    assert arl.group_advantages([0.0, 1.0], 2, eps=0).tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
+    for fn in (arl.group_advantages, arl.rloo_advantages):
+        with pytest.raises(ValueError, match="rewards has an entry nan") as error:
+            fn([0.0] * 511 + [NAN], 8)
+        assert len(str(error.value)) < 100
 
 
 def test_the_weight_of_a_task_is_that_of_the_formulas():
