@@ -133,7 +133,7 @@ def test_every_payload_gets_what_it_deserves(tier, user, tmp_path_factory):
     need(tier, user)
     folder = public_folder(tmp_path_factory)
     folders = [str(folder / "exploits" / name) for name in ("given", "more", "blind") if (folder / "exploits" / name).exists()]
-    settings = {"folders": folders, "tier": tier, "limits": {"wall_s": 3 if tier == "bwrap" else 2, "cpu_s": 1}, "workers": 4}
+    settings = {"folders": folders, "tier": tier, "limits": {"wall_s": 3, "cpu_s": 1}, "workers": 3}
     report = json.loads(as_user(folder, user, ["exploits/runner.py"], "sandbox.py", json.dumps(settings)))
     rows = report["rows"]
     assert report["user"] == (STRANGER if user == "user" else os.getuid()) and report["tier"] == tier
