@@ -115,7 +115,7 @@ def payloads(box, label):
     folder, found = ROOT / "tests/exploits/given", {}
     targets = runner.Targets()
     for case in json.loads((folder / "manifest.json").read_text()):
-        row = runner.attack(box, sandbox, case, folder, targets)
+        row = runner.attack(box, case, folder, targets)
         harm = targets.harm()
         targets.signals.clear()
         targets.hidden.write_text(targets.before)

@@ -84,6 +84,14 @@ def function(body, name="scale"):
 
 # Payloads.
 
+# These use up the CPU or the memory, which the same limits stop in every tier: run in the strongest alone, for time's sake.
+BURNERS = {
+    *("d01_infinite_stdout.py", "d03_infinite_loop.py", "d15_memory_hog.py", "d17_native_recursion.py", "d19_regex_backtrack.py"),
+    *("d21_ignores_signals.py", "d29_threads_that_spin.py", "d30_death_takes_long.py", "d31_catches_everything.py"),
+    *("d32_error_stream.py", "d34_native_loop.py", "d35_memory_in_threads.py", "e09_hash_collisions.py", "e13_huge_str.py"),
+    *("e22_deep_list.py", "e23_two_million_digits.py", "f26_a_byte_at_a_time.py"),
+}
+
 
 def plain_python(folder):
     """An interpreter that any user may run: this one, the system's, or a copy of this one."""
@@ -134,10 +142,12 @@ def test_every_payload_gets_what_it_deserves(tier, user, tmp_path_factory):
     folder = public_folder(tmp_path_factory)
     folders = [str(folder / "exploits" / name) for name in ("given", "more", "blind") if (folder / "exploits" / name).exists()]
     settings = {"folders": folders, "tier": tier, "limits": {"wall_s": 3, "cpu_s": 1}, "workers": 3}
+    if tier == "landlock":
+        settings["skip"] = sorted(BURNERS)
     report = json.loads(as_user(folder, user, ["exploits/runner.py"], "sandbox.py", json.dumps(settings)))
     rows = report["rows"]
     assert report["user"] == (STRANGER if user == "user" else os.getuid()) and report["tier"] == tier
-    assert len(rows) >= 65 + 25 and sum(row["kind"] == "honest" for row in rows) >= 28
+    assert len(rows) >= 65 + 25 + 10 + (0 if "skip" in settings else len(BURNERS)) and sum(row["kind"] == "honest" for row in rows) >= 28
     wrong = [row for row in rows if row["reward"] != row["wanted"] or row["error"]]
     assert not wrong, wrong
     assert not [row for row in rows if row["leaks"] or row.get("found")]
