@@ -1006,7 +1006,7 @@ def _count_threads():
             pass
     return count
 
-# %% ../nbs/B_sandbox.ipynb #14af863b
+# %% ../nbs/B_sandbox.ipynb #b0f54f8f
 #@save
 def _remove_folder(path, owner):
     if os.getpid() == owner:  # not in a process that was forked from ours and ends earlier
@@ -1016,7 +1016,10 @@ def _remove_folder(path, owner):
 @functools.lru_cache(None)
 def _stage_interpreter():
     """Copy the standard library, and pytest, without any other installed package, to where any user may read it; the folder."""
-    here, base = interpreter_files(), Path(tempfile.mkdtemp(prefix='agentrl-python-'))
+    for stale in Path(tempfile.gettempdir()).glob('agentrl-python-*-*'):  # of a process that was killed
+        if stale.stat().st_uid == os.geteuid() and not os.path.exists(f'/proc/{stale.name.split("-")[2]}'):
+            shutil.rmtree(stale, ignore_errors=True)
+    here, base = interpreter_files(), Path(tempfile.mkdtemp(prefix=f'agentrl-python-{os.getpid()}-'))
     atexit.register(_remove_folder, str(base), os.getpid())
     base.chmod(0o711)
     library = base / 'python' / getattr(sys, 'platlibdir', 'lib') / f'python{sys.version_info[0]}.{sys.version_info[1]}'
