@@ -74,14 +74,15 @@ def kl_moments(logp, ref_logp, kind='k3'):
     mean = (p * k).sum(-1)
     return mean, (p * (k - mean[..., None]) ** 2).sum(-1)
 
-# %% ../nbs/10_kl_and_entropy.ipynb #f4f3cacc
+# %% ../nbs/10_kl_and_entropy.ipynb #a8e8aae7
 #@save
 def kl_loss_gradient(logits, ref_logp, kind='k3', sampler_logp=None, weight='none'):
     """Expected gradient [V] in the logits of a KL estimator used as a loss, by enumeration.
 
     logits: [V] of the policy; ref_logp: [V]; sampler_logp: [V] of the policy that samples, None for
     the policy itself; weight of a sample: 'none', 'ratio' (pi over sampler, differentiated too) or
-    'detached' (the same as a number). Raises ValueError for an unknown kind or weight.
+    'detached' (the same as a number). Raises ValueError for an unknown kind or weight and for a
+    ref_logp of another shape. Source of the problem: Tang and Munos (2025).
     """
     if weight not in ('none', 'ratio', 'detached'):
         raise ValueError(f"weight is {weight!r}; it must be 'none', 'ratio' or 'detached'")
@@ -93,13 +94,14 @@ def kl_loss_gradient(logits, ref_logp, kind='k3', sampler_logp=None, weight='non
     loss = (sampler.exp() * ratio * kl_penalty(logp, ref_logp, kind)).sum()
     return torch.autograd.grad(loss, logits)[0]
 
-# %% ../nbs/10_kl_and_entropy.ipynb #70120d70
+# %% ../nbs/10_kl_and_entropy.ipynb #825727ac
 #@save
 def kl_to_go(logp, ref_logp, mask):
     """Sum of k1 over each policy token and all later ones of its episode, [B, T], without gradient.
 
     logp, ref_logp, mask: [B, T]; 0 at tokens with mask 0. As a cost of each token, in the place of
-    a negative advantage, it gives the gradient of the episodes' KL. ValueError for another shape.
+    a negative advantage, it gives the gradient of the episodes' KL. ValueError for shapes that
+    differ. Source: Tang and Munos (2025).
     """
     if mask.shape != logp.shape:
         raise ValueError(
@@ -109,12 +111,12 @@ def kl_to_go(logp, ref_logp, mask):
     k1 = torch.where(own, kl_penalty(logp, ref_logp, 'k1'), 0.0).detach()
     return torch.where(own, k1.flip(1).cumsum(1).flip(1), 0.0)
 
-# %% ../nbs/10_kl_and_entropy.ipynb #6602313e
+# %% ../nbs/10_kl_and_entropy.ipynb #e011c75f
 #@save
 def tilted_policy(ref_logp, rewards, beta):
     """Log-probs [..., V] of the policy that maximises E[R] - beta KL(pi || q), q exp(R / beta) / Z.
 
-    ref_logp, rewards: [..., V]; beta: above 0. Raises ValueError for another beta.
+    ref_logp, rewards: [..., V]; beta: above 0, finite. Raises ValueError for another beta.
     """
     if not (isinstance(beta, (int, float)) and 0 < beta < float('inf')):
         raise ValueError(f'beta is {beta!r}; it must be a finite number above 0')

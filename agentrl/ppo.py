@@ -13,13 +13,14 @@ from torch import nn
 from .policy import masked_mean
 from .reinforce import aggregate_loss, at_actions, check_loss_mode
 
-# %% ../nbs/08_ppo.ipynb #7353210f
+# %% ../nbs/08_ppo.ipynb #dfd4d285
 #@save
 def clipped_surrogate(log_ratio, advantages, clip_low, clip_high):
     """PPO's objective min(r A, clip(r) A), elementwise, and True where its gradient is cut.
 
     log_ratio: log r, any shape; advantages: broadcastable to it. Beyond +-20 the log-ratio counts
-    as +-20, so that no ratio overflows. Source: Schulman et al. (2017), equation 7.
+    as +-20, so that no ratio overflows; its gradient is 0 there, which isn't marked as cut. Source:
+    Schulman et al. (2017), equation 7.
     """
     ratio = log_ratio.clamp(-20, 20).exp()
     plain, clipped = ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
@@ -140,12 +141,13 @@ def value_loss(values, returns, mask):
         )
     return masked_mean((values - returns) ** 2, mask)
 
-# %% ../nbs/08_ppo.ipynb #d9cbe6ab
+# %% ../nbs/08_ppo.ipynb #51f377d7
 #@save
 def explained_variance(values, returns, mask=None):
     """1 - Var(returns - values) / Var(returns) where mask is 1, a float; NaN if all returns are equal.
 
-    values, returns, mask: the same shape, mask None for all of them; else ValueError.
+    values, returns, mask: the same shape, mask None for all of them; else ValueError. NaN also
+    where the mask is 0 throughout.
     """
     mask = torch.ones_like(values) if mask is None else mask
     if not values.shape == returns.shape == mask.shape:
