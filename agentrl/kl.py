@@ -74,7 +74,7 @@ def kl_moments(logp, ref_logp, kind='k3'):
     mean = (p * k).sum(-1)
     return mean, (p * (k - mean[..., None]) ** 2).sum(-1)
 
-# %% ../nbs/10_kl_and_entropy.ipynb #a8e8aae7
+# %% ../nbs/10_kl_and_entropy.ipynb #8ee8556b
 #@save
 def kl_loss_gradient(logits, ref_logp, kind='k3', sampler_logp=None, weight='none'):
     """Expected gradient [V] in the logits of a KL estimator used as a loss, by enumeration.
@@ -86,6 +86,8 @@ def kl_loss_gradient(logits, ref_logp, kind='k3', sampler_logp=None, weight='non
     """
     if weight not in ('none', 'ratio', 'detached'):
         raise ValueError(f"weight is {weight!r}; it must be 'none', 'ratio' or 'detached'")
+    if sampler_logp is not None and sampler_logp.shape != logits.shape:
+        raise ValueError(f'sampler_logp has shape {tuple(sampler_logp.shape)}; it must be that of logits, {tuple(logits.shape)}')
     logits = logits.detach().requires_grad_()
     logp = logits.log_softmax(-1)
     sampler = (logp if sampler_logp is None else sampler_logp).detach()
@@ -111,15 +113,17 @@ def kl_to_go(logp, ref_logp, mask):
     k1 = torch.where(own, kl_penalty(logp, ref_logp, 'k1'), 0.0).detach()
     return torch.where(own, k1.flip(1).cumsum(1).flip(1), 0.0)
 
-# %% ../nbs/10_kl_and_entropy.ipynb #e011c75f
+# %% ../nbs/10_kl_and_entropy.ipynb #c67a068a
 #@save
 def tilted_policy(ref_logp, rewards, beta):
     """Log-probs [..., V] of the policy that maximises E[R] - beta KL(pi || q), q exp(R / beta) / Z.
 
     ref_logp, rewards: [..., V]; beta: above 0, finite. Raises ValueError for another beta.
     """
-    if not (isinstance(beta, (int, float)) and 0 < beta < float('inf')):
+    if isinstance(beta, bool) or not (isinstance(beta, (int, float)) and 0 < beta < float('inf')):
         raise ValueError(f'beta is {beta!r}; it must be a finite number above 0')
+    if ref_logp.shape != rewards.shape:
+        raise ValueError(f'rewards has shape {tuple(rewards.shape)}; it must be that of ref_logp, {tuple(ref_logp.shape)}')
     return (ref_logp + rewards / beta).log_softmax(-1)
 
 # %% auto #0

@@ -50,16 +50,17 @@ def check_policy_inputs(logp, old_logp, advantages, mask, clip_low, clip_high):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= top:
             raise ValueError(f'{name} is {value!r}; it must be a number from 0 to {top}')
 
-# %% ../nbs/08_ppo.ipynb #f0f95583
+# %% ../nbs/08_ppo.ipynb #34130ec7
 #@save
 def ratio_stats(log_ratio, cut, mask):
     """Four floats over the tokens with mask 1 that say how far the policy has moved.
 
     `clip_frac`: share whose gradient the clip removed; `approx_kl`: mean of r - 1 - log r, nats;
-    `ratio_min`, `ratio_max`. log_ratio, cut, mask: the same shape. Without tokens: 0, 0, 1, 1.
+    `ratio_min`, `ratio_max`. log_ratio, cut, mask: the same shape. Without tokens: 0, 0, 1, 1. As in
+    `clipped_surrogate`, a log-ratio beyond +-20 counts as +-20.
     """
     with torch.no_grad():
-        own = log_ratio[mask.bool()]
+        own = log_ratio[mask.bool()].clamp(-20, 20)
         if not len(own):
             own = torch.zeros(1)
         return {
@@ -125,14 +126,14 @@ def critic_values(critic, ids, action_mask):
     """
     return at_actions(critic, ids, action_mask, (lambda values, written: values[:, 0],))[0]
 
-# %% ../nbs/08_ppo.ipynb #d667f21d
+# %% ../nbs/08_ppo.ipynb #3d02a575
 #@save
 def value_loss(values, returns, mask):
     """Mean squared error of predicted returns over the tokens with mask 1, a scalar.
 
     values, mask: [B, T]; returns: [B], one an episode, or [B, T]. ValueError for other shapes.
     """
-    if returns.dim() == 1:
+    if returns.dim() == 1 and len(returns) == len(values):
         returns = returns[:, None].expand_as(values)
     if not values.shape == returns.shape == mask.shape:
         raise ValueError(

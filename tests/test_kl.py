@@ -272,3 +272,13 @@ def test_no_policy_beats_the_tilted_one(beta):
 def test_a_beta_without_an_optimum_is_refused(beta):
     with pytest.raises(ValueError, match="beta is .*above 0"):
         arl.tilted_policy(torch.zeros(2), torch.zeros(2), beta)
+
+
+def test_inputs_of_another_shape_are_refused_by_name():
+    logits, ref = torch.zeros(3), torch.zeros(3).log_softmax(0)
+    with pytest.raises(ValueError, match="sampler_logp has shape"):
+        arl.kl_loss_gradient(logits, ref, "k2", sampler_logp=torch.zeros(1))
+    with pytest.raises(ValueError, match="rewards has shape"):
+        arl.tilted_policy(ref, torch.zeros(2), 1.0)
+    with pytest.raises(ValueError, match="beta is True"):
+        arl.tilted_policy(ref, torch.zeros(3), True)

@@ -129,3 +129,14 @@ def test_shapes_that_do_not_fit_are_refused():
         arl.value_loss(torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 4))
     with pytest.raises(ValueError, match="action_mask"):
         arl.critic_values(arl.Critic(fresh_agent()), torch.zeros(2, 4, dtype=torch.long), torch.ones(2, 4))
+
+
+def test_returns_of_another_number_of_episodes_are_refused():
+    for n in (1, 3):
+        with pytest.raises(ValueError, match="returns has shape"):
+            arl.value_loss(torch.zeros(4, 6), torch.zeros(n), torch.ones(4, 6))
+
+
+def test_statistics_stay_finite_where_the_loss_does():
+    stats = arl.ppo.ratio_stats(torch.tensor([[200.0, -200.0]]), torch.zeros(1, 2), torch.ones(1, 2))
+    assert all(abs(v) < 1e9 for v in stats.values())
