@@ -15,6 +15,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -112,16 +113,20 @@ def plain_python(folder):
     return str(copy / "bin/python"), {"LD_LIBRARY_PATH": str(copy / "lib")}
 
 
-def public_folder(tmp_path_factory):
-    """A folder with the sandbox's module and the payloads that every user may read."""
-    folder = tmp_path_factory.mktemp("public")
-    for path in [folder, *folder.parents][:-2]:
-        path.chmod(path.stat().st_mode | 0o055)
+@pytest.fixture
+def public_folder():
+    """A folder with the sandbox's module and the payloads that every user may read.
+
+    Not pytest's own: each session that starts, such as the one beside this in `make test`, closes those to others.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="agentrl-public-"))
+    folder.chmod(0o755)
     shutil.copy(MODULE, folder / "sandbox.py")
     shutil.copytree(HERE / "exploits", folder / "exploits", ignore=shutil.ignore_patterns("__pycache__"))
     for path in folder.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    return folder
+    yield folder
+    shutil.rmtree(folder)
 
 
 def as_user(folder, user, code, *arguments):
@@ -137,9 +142,9 @@ def as_user(folder, user, code, *arguments):
 
 @pytest.mark.parametrize("tier", ["bwrap", "landlock"])
 @pytest.mark.parametrize("user", ["me", "user"])
-def test_every_payload_gets_what_it_deserves(tier, user, tmp_path_factory):
+def test_every_payload_gets_what_it_deserves(tier, user, public_folder):
     need(tier, user)
-    folder = public_folder(tmp_path_factory)
+    folder = public_folder
     folders = [str(folder / "exploits" / name) for name in ("given", "more", "blind") if (folder / "exploits" / name).exists()]
     settings = {"folders": folders, "tier": tier, "limits": {"wall_s": 3, "cpu_s": 1}, "workers": 3}
     if tier == "landlock":
@@ -363,10 +368,10 @@ print(*(str(x.message) for x in said))
 """
 
 
-def test_without_user_namespaces_it_degrades_and_without_landlock_it_refuses(tmp_path_factory):
+def test_without_user_namespaces_it_degrades_and_without_landlock_it_refuses(public_folder):
     need("bwrap")
     need("landlock")
-    folder = public_folder(tmp_path_factory)
+    folder = public_folder
     user = "user" if ROOT else "me"
     text = as_user(folder, user, ["-c", NO_NAMESPACES])
     assert text.startswith("landlock 1.0") and "does not bound the disk space" in text and "tier bwrap:" in text
