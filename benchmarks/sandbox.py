@@ -119,6 +119,9 @@ def payloads(box, label):
         harm = targets.harm()
         targets.signals.clear()
         targets.hidden.write_text(targets.before)
+        for name in os.listdir(targets.out):
+            (targets.out / name).unlink()  # the next payload answers for its own files only
+        targets.looks = targets.look()
         found[case["file"]] = handled(row, harm)
         print(f"  {label:10}{case['file']:28}{'handled' if found[case['file']] else 'NOT HANDLED':14}{row['seconds']:5.1f} s", flush=True)
     library = ctypes.CDLL(None)
