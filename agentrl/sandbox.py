@@ -921,9 +921,27 @@ class _Outputs:
             unread.pop(number, None)
         return max(0, len(part) - room)
 
-# %% ../nbs/B_sandbox.ipynb #c4fdba1d
+# %% ../nbs/B_sandbox.ipynb #5de47552
 #@save
-class _Job(_Frames, _Outputs):
+class _Handover:
+    """What a job is told to do, and its report that it is shut in."""
+
+    def begin(self, order):
+        """Hand over the files; what is wrong with them, or ''. A job whose doors did not shut is a SandboxError."""
+        deadline, said = time.monotonic() + 60, b''
+        self.send(marshal.dumps(order), deadline)
+        while _wait(self.reporter, False, deadline):
+            part = os.read(self.reporter, 4096)
+            said += part
+            if not part:
+                break
+        if said[:1] not in (b'k', b'f'):
+            raise SandboxError(f'a job could not be set up: {said[1:].decode("utf-8", "replace") or "no message"}')
+        return said[1:].decode('utf-8', 'replace')
+
+# %% ../nbs/B_sandbox.ipynb #5807c2f2
+#@save
+class _Job(_Frames, _Outputs, _Handover):
     """The parent's end of one job: its channel, its report pipe and, for a program, its two outputs."""
 
     def __init__(self, server, outputs):
@@ -945,19 +963,6 @@ class _Job(_Frames, _Outputs):
             for number in sent[1:]:
                 os.close(number)
         self.channel.setblocking(False)
-
-    def begin(self, order):
-        """Hand over the files; what is wrong with them, or ''. A job whose doors did not shut is a SandboxError."""
-        deadline, said = time.monotonic() + 60, b''
-        self.send(marshal.dumps(order), deadline)
-        while _wait(self.reporter, False, deadline):
-            part = os.read(self.reporter, 4096)
-            said += part
-            if not part:
-                break
-        if said[:1] not in (b'k', b'f'):
-            raise SandboxError(f'a job could not be set up: {said[1:].decode("utf-8", "replace") or "no message"}')
-        return said[1:].decode('utf-8', 'replace')
 
     def end(self):
         """Kill the job if it still runs, and wait until it is reaped; `(exit status, CPU microseconds)`."""
