@@ -18,7 +18,7 @@ __all__ = ['MINMAX', 'RANGE', 'COMPARE', 'ZERO', 'INIT', 'FAMILIES', 'ALLOWED_BU
 # %% ../nbs/04_bugfix_gym.ipynb #7220bbfb
 #@save
 import ast, builtins, copy, functools, io, json, keyword, math, re, string, sys, tokenize
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from .clamp import CLAMP_BUGGY
 
@@ -35,6 +35,7 @@ class Task:
     public_tests: tuple    # ((args, expected), ...)
     hidden_tests: tuple
     split: str             # 'train' or 'heldout'
+    about: dict = field(default_factory=dict, hash=False)   # where it comes from, if that is worth saying
 
 # %% ../nbs/04_bugfix_gym.ipynb #32ee14cc
 #@save
@@ -786,8 +787,8 @@ def rows_from_json(field, rows):
 
 # %% ../nbs/04_bugfix_gym.ipynb #b4138b12
 #@save
-# Names of the fields of a task, in a task file as in Python
-TASK_FIELDS = tuple(field.name for field in fields(Task))
+# Names of the fields that a task must have, in a task file as in Python; `about` may be left out
+TASK_FIELDS = tuple(field.name for field in fields(Task) if field.name != 'about')
 
 def task_to_json(task):
     """A `Task` as an entry of a task file. ValueError that names field and row if a test value can't be written."""
@@ -801,7 +802,7 @@ def task_to_json(task):
                 entry[field].append({'args': to_json(list(args)), 'expected': to_json(expected)})
             except ValueError as error:
                 raise ValueError(f'field {field}[{i}]: a value {error}') from None
-    return entry
+    return entry | ({'about': task.about} if task.about else {})
 
 # %% ../nbs/04_bugfix_gym.ipynb #d68368b3
 #@save
@@ -809,16 +810,17 @@ def task_from_json(entry):
     """The `Task` of an entry of a task file. ValueError that names a missing or unknown field, or a test's row."""
     if not isinstance(entry, dict):
         raise ValueError(f'is {json.dumps(entry)}; it must be an object with the fields {", ".join(TASK_FIELDS)}')
+    about = entry.get('about', {})
     for name in [*entry, *TASK_FIELDS]:
-        if (name in entry) != (name in TASK_FIELDS):
+        if name != 'about' and (name in entry) != (name in TASK_FIELDS):
             raise ValueError(f'field {name} is {"unknown" if name in entry else "missing"}; '
-                             f'the fields are {", ".join(TASK_FIELDS)}')
+                             f'the fields are {", ".join(TASK_FIELDS)}, and about if wanted')
     values = {name: rows_from_json(name, entry[name]) if name.endswith('_tests') else entry[name]
               for name in TASK_FIELDS}
     lines = values['source']
     if isinstance(lines, list) and all(isinstance(line, str) for line in lines):
         values['source'] = ''.join(f'{line}\n' for line in lines)
-    return Task(**values)
+    return Task(**values, about=about)
 
 # %% ../nbs/04_bugfix_gym.ipynb #137e4c0b
 #@save
@@ -834,19 +836,23 @@ def check_task_form(task):
                                                              isinstance(row[0], tuple) for row in value)):
             raise ValueError(f'field {field} is {value!r}; '
                              'it must be a tuple of at least one ((arg, ...), expected)')
+    plain = (str, int, bool, type(None))
+    if not isinstance(task.about, dict) or not all(isinstance(x, plain) for pair in task.about.items() for x in pair):
+        raise ValueError(f'field about is {task.about!r}; it must be an object of texts, whole numbers, true, false, null')
 
 # %% ../nbs/04_bugfix_gym.ipynb #d2daa7fc
 #@save
 def check_task_names(task):
     """Raises ValueError that names the field if a name, the issue, the repair or the split is not allowed."""
     family, _, function = task.name.partition('/')
+    pattern = r'[a-z][a-z0-9_]*' if task.fix_op else r'[A-Za-z_]\w*'
     faults = {
         'name': (bool(re.fullmatch(r'\w+', family)) and function == task.fn_name, "'FAMILY/' and then the fn_name"),
-        'fn_name': (bool(re.fullmatch(r'[a-z][a-z0-9_]*', task.fn_name)) and not keyword.iskeyword(task.fn_name),
+        'fn_name': (bool(re.fullmatch(pattern, task.fn_name)) and not keyword.iskeyword(task.fn_name),
                     'a Python name of lower-case letters, digits and underscores'),
         'issue': ('\n' not in task.issue and task.fn_name in re.findall(r'\w+', task.issue),
                   'one line that names the function'),
-        'fix_op': (task.fix_op in FIX_OPS, f'one of {", ".join(FIX_OPS)}'),
+        'fix_op': (task.fix_op in ('', *FIX_OPS), f'one of {", ".join(FIX_OPS)}, or empty where no edit of the menu repairs it'),
         'split': (task.split in ('train', 'heldout'), "'train' or 'heldout'")}
     for field, (right, allowed) in faults.items():
         if not right:
@@ -892,7 +898,7 @@ def check_tasks(tasks, where):
             check_task_names(task)
             if task.name in seen:
                 raise ValueError(f'field name is {task.name!r}; an earlier task has it already')
-            check_task_behaviour(task)
+            if task.fix_op: check_task_behaviour(task)
         except ValueError as error:
             raise ValueError(f'{where}, tasks[{i}] ({task.name!r}): {error}') from None
         seen.add(task.name)

@@ -1054,6 +1054,8 @@ ROW = {"args": [1], "expected": 1}
         (put(fix_op="fix_all"), ("field fix_op is 'fix_all'", "swap_minmax, fix_range_end")),
         (put(fix_op="hardcode_tests"), ("field fix_op is 'hardcode_tests'", "one of")),
         (put(split="test"), ("field split is 'test'", "'train' or 'heldout'")),
+        (put(about="here"), ("field about is 'here'", "object")),
+        (put(about={"tests": [1]}), ("field about", "whole numbers")),
         (put(source="def other(n):\n    return n\n"), ("field source", "sum_to", "load error")),
         (put(source="import os\n"), ("field source", "line 1 has an import", "sandbox")),
         (put(source="def sum_to(n):\n    return n * (n + 1) // 2\n"), ("field public_tests", "must show the bug")),
@@ -1071,6 +1073,17 @@ def test_a_wrong_task_file_is_refused_by_file_task_and_field(tmp_path, change, w
         arl.load_tasks(path)
     assert str(error.value).startswith(str(path))
     assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_task_that_no_edit_repairs_keeps_its_origin_and_its_code_is_not_run(tmp_path):
+    """A function of a real module: imports, a private name, a bug outside the menu (appendix F)."""
+    source = "import sys\n\ndef _Half(n):\n    sys.exit('run')\n"
+    task = replace(TASKS[0], name="real/_Half", fn_name="_Half", issue="issue : _Half", source=source, fix_op="",
+                   about={"origin": "here", "lines": 2})  # fmt: skip
+    assert arl.load_tasks(arl.save_tasks([task, TASKS[1]], tmp_path / "two.json")) == [task, TASKS[1]]
+    assert hash(task) == hash(replace(task, about={})) and task != replace(task, about={})
+    with pytest.raises(ValueError, match="field fn_name is '_Half'"):
+        arl.check_tasks([replace(task, fix_op="fix_init")], "here")
 
 
 def test_two_repairs_are_one_too_many(tmp_path):
