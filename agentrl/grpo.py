@@ -304,7 +304,7 @@ def minibatch_loss(model, batch, rows, advantages, cfg):
     """
     mask, old, adv = batch['action_mask'][rows], batch['sampler_logps'][rows], advantages[rows]
     ref = batch['ref_logps'][rows] if 'ref_logps' in batch else None
-    live = (adv != 0) | (ref is not None or cfg.entropy_coef > 0)                # [b]
+    live = (adv.reshape(len(adv), -1) != 0).any(1) | (ref is not None or cfg.entropy_coef > 0)   # [b]
     logp, entropy = old, []
     if live.any():
         fns = (selected_log_probs, entropy_at) if cfg.entropy_coef else (selected_log_probs,)
@@ -601,6 +601,8 @@ def gspo_policy_loss(logp, old_logp, advantages, mask, clip_low=3e-4, clip_high=
     Stats as in `ppo_policy_loss`, over sequences. A row without tokens is no sequence. Source: Zheng et al. (2025), equations 5, 7.
     """
     check_policy_inputs(logp, old_logp, advantages, mask, clip_low, clip_high)
+    if advantages.dim() != 1:
+        raise ValueError(f'advantages has shape {tuple(advantages.shape)}; a sequence has one, so it must be [B]')
     own = mask.any(1).to(logp.dtype)                                            # [B] 1 where a row has tokens
     log_s = masked_mean(logp - old_logp.detach(), mask, dim=1)                  # [B]
     objective, cut = clipped_surrogate(log_s, advantages, clip_low, clip_high)

@@ -31,7 +31,7 @@ def clipped_surrogate(log_ratio, advantages, clip_low, clip_high):
 def check_policy_inputs(logp, old_logp, advantages, mask, clip_low, clip_high):
     """Raises ValueError unless the shapes fit and the clip bounds are usable.
 
-    logp, old_logp, mask: [B, T]; advantages: [B]; clip_low: 0 to 1; clip_high: at least 0.
+    logp, old_logp, mask: [B, T]; advantages: [B] or [B, T]; clip_low: 0 to 1; clip_high: at least 0.
     """
     if logp.dim() != 2:
         raise ValueError(f'logp has shape {tuple(logp.shape)}; it must be [B, T]')
@@ -41,10 +41,10 @@ def check_policy_inputs(logp, old_logp, advantages, mask, clip_low, clip_high):
                 f'{name} has shape {tuple(value.shape)}; it must be that of logp, '
                 f'{tuple(logp.shape)}'
             )
-    if advantages.shape != logp.shape[:1]:
+    if advantages.shape not in (logp.shape[:1], logp.shape):
         raise ValueError(
             f'advantages has shape {tuple(advantages.shape)}; it must be '
-            f'[B] = {tuple(logp.shape[:1])}'
+            f'[B] = {tuple(logp.shape[:1])} or [B, T] = {tuple(logp.shape)}'
         )
     for name, value, top in (('clip_low', clip_low, 1), ('clip_high', clip_high, float('inf'))):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= top:
@@ -77,8 +77,8 @@ def ppo_policy_loss(
 ):
     """The clipped policy loss, to be minimised -> (loss, stats of `ratio_stats`).
 
-    logp, old_logp, mask: [B, T]; advantages: [B], one an episode; clip_low, clip_high: how far
-    the ratio may fall below and rise above 1; loss_mode, norm_const: see `aggregate_loss`. Raises
+    logp, old_logp, mask: [B, T]; advantages: [B], one an episode, or [B, T], one a
+    token; clip_low, clip_high: how far the ratio may fall below and rise above 1; loss_mode, norm_const: see `aggregate_loss`. Raises
     ValueError for shapes that don't fit, an unknown mode or unusable bounds. Source: Schulman et
     al. (2017), equation 7.
     """
@@ -86,9 +86,8 @@ def ppo_policy_loss(
     check_policy_inputs(logp, old_logp, advantages, mask, clip_low, clip_high)
     wide = torch.promote_types(logp.dtype, torch.float32)  # half precision is too coarse
     log_ratio = torch.where(mask.bool(), logp.to(wide) - old_logp.detach().to(wide), 0.0)
-    objective, cut = clipped_surrogate(
-        log_ratio, advantages[:, None], clip_low, clip_high
-    )  # [B, T]
+    per_token = advantages if advantages.dim() == 2 else advantages[:, None]
+    objective, cut = clipped_surrogate(log_ratio, per_token, clip_low, clip_high)  # [B, T]
     return aggregate_loss(-objective, mask, loss_mode, norm_const), ratio_stats(
         log_ratio, cut, mask
     )

@@ -140,3 +140,22 @@ def test_returns_of_another_number_of_episodes_are_refused():
 def test_statistics_stay_finite_where_the_loss_does():
     stats = arl.ppo.ratio_stats(torch.tensor([[200.0, -200.0]]), torch.zeros(1, 2), torch.ones(1, 2))
     assert all(abs(v) < 1e9 for v in stats.values())
+
+
+def test_advantages_of_tokens_are_those_of_their_episode_where_they_are_equal():
+    generator = torch.Generator().manual_seed(3)
+    logp, old = (-torch.rand(4, 5, generator=generator) for _ in "ab")
+    mask = torch.tensor([[1, 1, 0, 1, 0]] * 3 + [[0] * 5]).float()
+    advantages = torch.tensor([1.0, -0.5, 0.0, 2.0])
+    one, stats = arl.ppo_policy_loss(logp, old, advantages, mask, 0.2, 0.2, "token_mean")
+    many, same = arl.ppo_policy_loss(logp, old, advantages[:, None].expand(4, 5), mask, 0.2, 0.2, "token_mean")
+    assert one == many and stats == same
+    per_token = torch.randn(4, 5, generator=generator)
+    got = arl.ppo_policy_loss(logp, old, per_token, mask, 0.2, 0.2, "token_mean")[0]
+    objective = arl.clipped_surrogate(logp - old, per_token, 0.2, 0.2)[0]
+    assert torch.allclose(got, -(objective * mask).sum() / mask.sum(), atol=1e-6)
+    for wrong in (per_token[:, :4], per_token[:3], per_token[..., None]):
+        with pytest.raises(ValueError, match="advantages has shape"):
+            arl.ppo_policy_loss(logp, old, wrong, mask, 0.2, 0.2, "token_mean")
+    with pytest.raises(ValueError, match="a sequence has one"):
+        arl.gspo_policy_loss(logp, old, per_token, mask)
