@@ -511,7 +511,7 @@ def test_the_constant_divides_by_all_tokens_the_rows_could_have_had(max_turns):
         ({"old_logp": torch.zeros(2, 4)}, ["old_logp", "(2, 4)", "(2, 3)"]),
         ({"mask": torch.ones(2, 4)}, ["mask", "(2, 4)", "(2, 3)"]),
         ({"advantages": torch.zeros(3)}, ["advantages", "(3,)", "(2,)"]),
-        ({"advantages": torch.zeros(2, 3)}, ["advantages", "(2, 3)", "(2,)"]),
+        ({"advantages": torch.zeros(2, 4)}, ["advantages", "(2, 4)", "(2,)"]),
         ({"clip_low": -0.1}, ["clip_low", "-0.1", "0"]),
         ({"clip_low": 1.5}, ["clip_low", "1.5", "1"]),
         ({"clip_low": NAN}, ["clip_low", "nan", "0"]),
