@@ -7,7 +7,7 @@ ARGS ?=
 BOOK = .venv/bin/python -m booktools
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lab save export bench clean
+.PHONY: help install run test check alone lab save export bench clean
 
 help: ## list the targets
 	@echo "make TARGET, where TARGET is one of:"
@@ -22,6 +22,12 @@ run: install ## train the headline agent, or run one chapter: make run CHAPTER=0
 
 test: install ## static checks, unit tests and every chapter; or one chapter: make test CHAPTER=09
 	@$(BOOK) test $(CHAPTER) $(ARGS)
+
+check: install ## prose against code, by the seven rules of CONTRIBUTING.md; without running: make check ARGS=--static
+	@$(BOOK) check $(CHAPTER) $(ARGS)
+
+alone: install ## run chapters alone in an empty environment, from the built package
+	@$(BOOK) alone $(CHAPTER) $(ARGS)
 
 lab: install ## open the notebooks in JupyterLab
 	@$(BOOK) lab $(ARGS)

@@ -26,5 +26,9 @@ setup(
     python_requires=">=" + settings["min_python"],
     packages=find_packages(include=["agentrl", "agentrl.*", "booktools", "booktools.*"]),
     install_requires=lines("requirements"),
-    extras_require={"book": lines("book_requirements"), "bench": lines("bench_requirements")},
+    extras_require={
+        "chapters": lines("chapter_requirements"),
+        "book": lines("chapter_requirements") + lines("book_requirements"),
+        "bench": lines("bench_requirements"),
+    },
 )

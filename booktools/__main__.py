@@ -38,6 +38,12 @@ def parser():
     test.add_argument(
         "--jobs", type=int, help="processes at a time (default: the cores, at most 4)"
     )
+    check = command("check", "the seven rules that bind prose to code, chapters run included")
+    check.add_argument("chapter", nargs="?", help="only this chapter")
+    check.add_argument("--static", action="store_true", help="leave out the run: a few seconds")
+    check.add_argument("--jobs", type=int, help="processes at a time (default: the cores, at most 4)")
+    alone = command("alone", "run chapters alone, in an empty environment, from the built package")
+    alone.add_argument("chapters", nargs="*", metavar="chapter", help="default: 00 01 04")
     command("export", "notebooks to library, and the API index")
     command("api", "write the API index, nbs/api.qmd")
     command("lab", "open the notebooks in JupyterLab; further arguments go to it")
@@ -70,6 +76,14 @@ def main(arguments=None):
             from .suite import test
 
             test(options.chapter, options.jobs)
+        elif options.command == "check":
+            from .suite import test
+
+            test(options.chapter, options.jobs, units=False, chapters=not options.static)
+        elif options.command == "alone":
+            from .alone import trial
+
+            trial(options.chapters)
         elif options.command == "export":
             from .export import export
 

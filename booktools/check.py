@@ -1,4 +1,4 @@
-"""The static checks of `make test`: each returns its findings, one line each, with the remedy."""
+"""The static checks of `make check` and `make test`: each returns its findings, one line each, with the remedy."""
 
 import ast
 import json
@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from . import api
+from . import alone, api, fresh, notation, numerals, prose, refs, spelling
 from .export import fresh_export
 from .project import ROOT, BookError, label, notebooks
 from .save import chapter_modules, is_saved
@@ -208,6 +208,53 @@ def files(root=ROOT):
                 )
     return found
 
+
+def _rule(of_page, of_book=None, pages=notebooks):
+    """A check of pages, one or all, from a generator of `(cell, text, advice)` for one page.
+
+    `of_book` yields findings, whole lines, that belong to no page; they are looked for when all are.
+    """
+
+    def check(root=ROOT, paths=None):
+        root = Path(root)
+        found = [] if of_book is None or paths is not None else list(of_book(root))
+        for path in pages(root) if paths is None else paths:
+            name = path.relative_to(root).as_posix()
+            for cell, text, advice in of_page(root, path):
+                place = f", cell {cell.number} {cell.begins()!r}" if cell else ""
+                found.append(f"{name}{place}: {text}: {advice}")
+        return found
+
+    return check
+
+
+def _tolerances(root, path):
+    for cell in prose.cells(path):
+        try:
+            fresh.tolerance(cell)
+        except ValueError as error:
+            yield cell, "its tolerance", str(error)
+
+
+def _numbers(root, path):
+    return numerals.check(path, refs.homes(root))
+
+
+# The rules that bind prose to code, by page; CONTRIBUTING.md states them. Rules 1 and 2 are run by
+# `suite`, which executes the chapters.
+RULES = {
+    "2 tolerances": _rule(_tolerances),
+    "3 numbers in prose": _rule(_numbers),
+    "4 references and links": _rule(refs.references, pages=refs.pages),
+    "4 names in prose": _rule(refs.names),
+    "4 figures": _rule(lambda root, path: refs.figures(path)),
+    "5 notation": _rule(notation.check, notation.page_faults),
+    "6 spelling": _rule(
+        lambda root, path: spelling.check(path), lambda root: spelling.list_faults(), refs.pages
+    ),
+    "7 exercises": _rule(lambda root, path: refs.exercises(path)),
+    "notebooks that open alone": _rule(alone.check),
+}
 
 CHECKS = {
     "export drift": drift,

@@ -6,14 +6,18 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from . import api
+from . import alone, api
 from .project import ROOT, BookError, notebooks, write_atomic
 from .save import chapter_modules
 
 
 def export(root=ROOT):
-    """Write `agentrl/` and the API index from the notebooks, and delete modules without one."""
+    """Write `agentrl/` and the API index from the notebooks, and delete modules without one.
+
+    Each notebook gets the cell that installs the library where the notebook is opened alone.
+    """
     root = Path(root)
+    alone.stamp(root)
     for path in stale_modules(root):
         path.unlink()
         print(f"deleted {path.relative_to(root)}: no notebook exports it any more")

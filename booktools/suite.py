@@ -1,4 +1,4 @@
-"""`make test`: static checks, unit tests and every chapter, a few processes at a time."""
+"""`make test` and `make check`: static checks, unit tests and every chapter, a few processes at a time."""
 
 import json
 import os
@@ -9,28 +9,35 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from .check import CHECKS, cleanliness
+from .check import CHECKS, RULES, cleanliness
 from .project import ROOT, BookError, find_notebook, notebooks, strip_colors
 
 
-def test(chapter=None, jobs=None, root=ROOT):
-    """Run everything, or one chapter; print the times; raise BookError if anything failed."""
+def test(chapter=None, jobs=None, root=ROOT, units=True, chapters=True):
+    """Run everything, or what concerns one chapter; print the times; raise BookError if anything failed.
+
+    Each chapter is executed once, for rules 1 and 2 of the checker together. `units=False` leaves
+    out the unit tests, `chapters=False` the chapters.
+    """
     root, start = Path(root), time.time()
     paths = [find_notebook(chapter, root)] if chapter else notebooks(root)
-    checks = {"notebook cleanliness": lambda root: cleanliness(root, paths)} if chapter else CHECKS
+    checks = {**CHECKS, **RULES}
+    if chapter:
+        checks = {"notebook cleanliness": cleanliness, **RULES}
+        checks = {name: lambda root, check=check: check(root, paths) for name, check in checks.items()}
     failures = _static(root, checks)
-    nbdev_test = str(Path(sys.executable).with_name("nbdev-test"))
-    work = {p.stem: [nbdev_test, str(p)] for p in paths}
-    units = [] if chapter else sorted((root / "tests").glob("test_*.py"))
+    tests = sorted((root / "tests").glob("test_*.py")) if units and not chapter else []
+    work = {p.stem: [sys.executable, "-m", "booktools.fresh", str(p)] for p in paths if chapters}
     work |= {
         f"tests/{p.name}": [sys.executable, "-m", "pytest", "-q", "--color=no", str(p)]
-        for p in units
+        for p in tests
     }
-    seconds, failed = _parallel(work, jobs or min(4, os.cpu_count() or 1), root)
-    failures += [f"{name}: {reason}" for name, reason in failed.items()]
-    print(f"\n{'':40}seconds")
-    for name in work:
-        print(f"{name:32}{'FAILED' if name in failed else 'ok':>8}{seconds[name]:7.1f}")
+    if work:
+        seconds, failed = _parallel(work, jobs or min(4, os.cpu_count() or 1), root)
+        failures += [f"{name}: {reason}" for name, reasons in failed.items() for reason in reasons]
+        print(f"\n{'':40}seconds")
+        for name in work:
+            print(f"{name:32}{'FAILED' if name in failed else 'ok':>8}{seconds[name]:7.1f}")
     print(f"{'all, by the clock':40}{time.time() - start:7.1f}\n")
     if failures:
         print("\n".join(f"FAILED  {line}" for line in failures))
@@ -39,7 +46,7 @@ def test(chapter=None, jobs=None, root=ROOT):
             "look at one chapter with `make test CHAPTER=09`, or in `make lab`"
         )
     print(
-        f"all passed: {len(paths)} notebook(s), {len(units)} file(s) of unit tests, "
+        f"all passed: {len(paths) if chapters else 0} notebook(s) run, {len(tests)} file(s) of unit tests, "
         f"{len(checks)} static check(s)"
     )
 
@@ -54,7 +61,7 @@ def _static(root, checks):
 
 
 def _parallel(work, jobs, root):
-    """Run the commands, longest first by the last times; `({name: seconds}, {name: reason})`."""
+    """Run the commands, longest first by the last times; `({name: seconds}, {name: reasons})`."""
     record = root / ".venv/test-times.json"
     last = json.loads(record.read_text()) if record.exists() else {}
     order = sorted(
@@ -86,7 +93,7 @@ def _parallel(work, jobs, root):
                 if code:
                     tail = output.splitlines()[-60:]
                     print("".join(f"    {line}\n" for line in tail), flush=True)
-                    failures[name] = _reason(output)
+                    failures[name] = _reasons(output)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
@@ -97,8 +104,13 @@ def _parallel(work, jobs, root):
     return seconds, failures
 
 
+def _reasons(output):
+    """The lines of an output that say most: the checker's findings, pytest's FAILED, or the exception and its code."""
+    findings = [x.removeprefix("FINDING ") for x in output.splitlines() if x.startswith("FINDING ")]
+    return findings or [_reason(output)]
+
+
 def _reason(output):
-    """The line of an output that says most: pytest's FAILED, or the exception and its code."""
     lines = [x.strip() for x in output.splitlines() if x.strip().strip("^=-")]
     for at in range(len(lines) - 1, 0, -1):
         if lines[at].startswith("FAILED "):

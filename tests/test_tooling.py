@@ -630,13 +630,13 @@ def test_every_third_party_import_is_declared():
 
     for name, tree in modules().items():
         assert not undeclared(imported(tree, optional(tree)), declared("requirements")), f"agentrl.{name}"
-        assert not undeclared(imported(tree), declared("requirements", "book_requirements")), f"agentrl.{name}"
+        assert not undeclared(imported(tree), declared("requirements", "chapter_requirements", "book_requirements")), f"agentrl.{name}"
     for path in project.notebooks(ROOT):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             source = "".join(x for x in cell["source"] if not x.lstrip().startswith(("%", "!")))
             if cell["cell_type"] == "code":
                 assert not undeclared(
-                    imported(ast.parse(source)), declared("requirements", "book_requirements")
+                    imported(ast.parse(source)), declared("requirements", "chapter_requirements", "book_requirements")
                 ), path.name
 
 
@@ -655,7 +655,7 @@ def test_metadata_has_one_source(monkeypatch):
     runpy.run_path("setup.py")
     assert passed["version"] == given["version"] == importlib.import_module("agentrl").__version__
     assert passed["install_requires"] == [str(x) for x in given["requirements"].split("\n")[1:]]
-    assert set(passed["extras_require"]) == {"book", "bench"} and set(passed["packages"]) == {
+    assert set(passed["extras_require"]) == {"chapters", "book", "bench"} and set(passed["packages"]) == {
         "agentrl",
         "booktools",
     }
@@ -668,7 +668,7 @@ def test_the_lock_pins_every_requirement_within_its_range():
     assert "://" not in text and "/" not in text and "+" not in text
     pinned = {canonicalize_name(r.name): r for r in map(Requirement, text.split("\n")[:-1])}
     assert all(str(r.specifier).startswith("==") for r in pinned.values())
-    for requirement in declared("requirements", "book_requirements"):
+    for requirement in declared("requirements", "chapter_requirements", "book_requirements"):
         version = str(pinned[canonicalize_name(requirement.name)].specifier).removeprefix("==")
         assert requirement.specifier.contains(version), requirement
 
