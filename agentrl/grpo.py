@@ -6,10 +6,11 @@
 __all__ = ['CHOICES', 'INTEGERS', 'NUMBERS', 'RL_BASE_KINDS', 'FN_NAMES', 'FIX_OP', 'NAMESAKES', 'CHANNELS', 'VARIANTS',
            'RLConfig', 'field_error', 'check_config', 'make_rl_base', 'EditBudgetEnv', 'make_env', 'randomize_names',
            'sample_groups', 'episode_stats', 'behavior_stats', 'check_groups', 'shaped_rewards', 'compute_advantages',
-           'kl_penalty', 'policy_loss', 'norm_const', 'with_reference', 'entropy_at', 'minibatch_loss', 'descend',
-           'check_update', 'minibatch_rows', 'rl_update', 'informative', 'sample_step', 'train_step', 'evaluate',
-           'sample_eval', 'TrainingRun', 'check_training', 'log_progress', 'train_rl', 'rename_probabilities',
-           'split_value', 'plan_value', 'channel_ceiling', 'gspo_policy_loss']
+           'kl_penalty', 'policy_loss', 'norm_const', 'with_reference', 'with_old_log_probs', 'correction_weights',
+           'corrected_advantages', 'entropy_at', 'minibatch_loss', 'descend', 'check_update', 'minibatch_rows',
+           'rl_update', 'informative', 'sample_step', 'train_step', 'evaluate', 'sample_eval', 'TrainingRun',
+           'check_training', 'log_progress', 'train_rl', 'rename_probabilities', 'split_value', 'plan_value',
+           'channel_ceiling', 'gspo_policy_loss']
 
 # %% ../nbs/09_grpo.ipynb #b9627af2
 #@save
@@ -57,6 +58,8 @@ class RLConfig:
     kl_in: str = 'loss'                # where the KL penalty goes: 'loss', or 'reward' (chapter 10)
     entropy_coef: float = 0.0          # weight of an entropy bonus in the loss (chapter 10)
     target_kl: float | None = None     # stop a step's updates once approx_kl is above it; None: never (chapter 8)
+    correction: str | None = None      # for another policy's samples (chapter 13): 'recompute', 'truncate', 'mask'
+    correction_cap: float = 2.0        # bound of the weights of `correction`
 
     def __post_init__(self):
         for field in fields(self):                                              # a NumPy scalar counts as the value it holds
@@ -67,19 +70,20 @@ class RLConfig:
 # %% ../nbs/09_grpo.ipynb #104e2eb3
 #@save
 CHOICES = {'adv_mode': ('grpo', 'mean', 'rloo'), 'ratio_level': ('token', 'sequence'),
-           'loss_mode': LOSS_MODES, 'kl_kind': ('k1', 'k2', 'k3'), 'kl_in': ('loss', 'reward')}
+           'loss_mode': LOSS_MODES, 'kl_kind': ('k1', 'k2', 'k3'), 'kl_in': ('loss', 'reward'),
+           'correction': ('recompute', 'truncate', 'mask')}
 INTEGERS = {'group_size': 1, 'prompts_per_step': 1, 'max_turns': 1, 'max_edits': 0, 'overlong_buffer': 0,
             'max_sample_rounds': 1, 'epochs': 1, 'minibatches': 1, 'seed': 0}             # name: least value
 NUMBERS = {'temperature': (0, False), 'clip_low': (0, True), 'clip_high': (0, True), 'norm_const': (0, False),
            'kl_coef': (0, True), 'lr': (0, True), 'max_grad_norm': (0, False), 'entropy_coef': (0, True),
-           'target_kl': (0, False)}                                                       # name: (bound, itself allowed)
+           'target_kl': (0, False), 'correction_cap': (1, True)}                             # name: (bound, itself allowed)
 
 # %% ../nbs/09_grpo.ipynb #e7125d41
 #@save
 def field_error(name, value):
     """What is wrong with `value` for field `name` of RLConfig, as 'it must be ...'; None if nothing is."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300      # not nan
-    if value is None and name in ('max_edits', 'norm_const', 'target_kl'):
+    if value is None and name in ('max_edits', 'norm_const', 'target_kl', 'correction'):
         return None
     if name in CHOICES and not (isinstance(value, str) and value in CHOICES[name]):
         return f'it must be one of {CHOICES[name]}'
@@ -109,6 +113,9 @@ def check_config(cfg):
         raise ValueError(f'seed is {cfg.seed}; it must be below 2**63')
     if cfg.clip_low > 1:
         raise ValueError(f'clip_low is {cfg.clip_low}; it must be at most 1')
+    if cfg.correction is not None and cfg.ratio_level == 'sequence':
+        raise ValueError(f"correction is {cfg.correction!r}; it must be None with ratio_level 'sequence', since its weights "
+                         'are those of tokens')
     if cfg.minibatches > cfg.group_size * cfg.prompts_per_step:
         raise ValueError(f'minibatches is {cfg.minibatches}; it must be at most the {cfg.group_size * cfg.prompts_per_step} '
                          'episodes of a step, group_size x prompts_per_step')
@@ -288,6 +295,46 @@ def with_reference(batch, ref_model, cfg):
     with torch.no_grad():
         return {**batch, 'ref_logps': action_log_probs(ref_model, batch['ids'], batch['action_mask'], cfg.temperature)}
 
+# %% ../nbs/09_grpo.ipynb #15d1e1ce
+#@save
+def with_old_log_probs(batch, model, cfg):
+    """`batch` with 'old_logps' [B, T-1], those of `model` as it is now, where `cfg.correction` asks for them."""
+    if cfg.correction is None:
+        return batch
+    with torch.no_grad():
+        return {**batch, 'old_logps': action_log_probs(model, batch['ids'], batch['action_mask'], cfg.temperature)}
+
+# %% ../nbs/09_grpo.ipynb #d98e6025
+#@save
+def correction_weights(old_logp, sampler_logp, mask, kind='truncate', cap=2.0):
+    """Weight of each token [B, T] for having come from another policy than the trainer's -> (weights, stats); no gradient.
+
+    With w = pi_old / pi_sampler, 'truncate' gives min(w, cap), 'mask' w where 1/cap <= w <= cap and 0 elsewhere, 'recompute' 1.
+    Stats, over mask = 1: `mismatch_kl`, k3's estimate of KL(pi_sampler || pi_old) in nats a token; `weight_max`, the largest w;
+    `weight_cut`, the share that the bound changed. Source: Yao et al. (2025) for 'truncate', IcePop (2025) for 'mask'.
+    """
+    if kind not in CHOICES['correction'] or not cap >= 1:
+        raise ValueError(f"correction is {kind!r}, its cap {cap!r}; they must be one of {CHOICES['correction']} and at least 1")
+    for name, value in (('sampler_logp', sampler_logp), ('mask', mask)):
+        if value.shape != old_logp.shape:
+            raise ValueError(f'{name} has shape {tuple(value.shape)}; it must be that of old_logp, {tuple(old_logp.shape)}')
+    own = mask.bool()
+    log_w = torch.where(own, old_logp.detach() - sampler_logp.detach(), 0.0).clamp(-20, 20)
+    w = log_w.exp()
+    out = {'recompute': w < 0, 'truncate': w > cap, 'mask': (w > cap) | (w < 1 / cap)}[kind]
+    weights = {'recompute': torch.ones_like(w), 'truncate': w.clamp(max=cap), 'mask': w.masked_fill(out, 0.0)}[kind]
+    return weights, {'mismatch_kl': masked_mean(w - 1 - log_w, mask).item(), 'weight_max': w[own].max().item() if own.any() else 1.0,
+                     'weight_cut': masked_mean(out.to(w.dtype), mask).item()}
+
+# %% ../nbs/09_grpo.ipynb #222e7d81
+#@save
+def corrected_advantages(advantages, old_logp, sampler_logp, mask, cfg):
+    """Advantages [b] times the weights of `correction_weights`, [b, T], and its stats; as they are, and {}, without correction."""
+    if cfg.correction is None:
+        return advantages, {}
+    weights, stats = correction_weights(old_logp, sampler_logp, mask, cfg.correction, cfg.correction_cap)
+    return weights * advantages.reshape(len(advantages), -1), stats
+
 # %% ../nbs/09_grpo.ipynb #46e0d70c
 #@save
 def entropy_at(logits, ids):
@@ -302,7 +349,8 @@ def minibatch_loss(model, batch, rows, advantages, cfg):
     Without a KL or entropy term a row of advantage 0 adds exactly nothing to it. Its log-probs are left at their old values
     instead of being computed again; it still counts in the average.
     """
-    mask, old, adv = batch['action_mask'][rows], batch['sampler_logps'][rows], advantages[rows]
+    sampler, mask, adv = batch['sampler_logps'][rows], batch['action_mask'][rows], advantages[rows]
+    old = batch['old_logps'][rows] if cfg.correction else sampler
     ref = batch['ref_logps'][rows] if 'ref_logps' in batch else None
     live = (adv.reshape(len(adv), -1) != 0).any(1) | (ref is not None or cfg.entropy_coef > 0)   # [b]
     logp, entropy = old, []
@@ -310,7 +358,9 @@ def minibatch_loss(model, batch, rows, advantages, cfg):
         fns = (selected_log_probs, entropy_at) if cfg.entropy_coef else (selected_log_probs,)
         new = at_actions(model, batch['ids'][rows[live]], mask[live], fns, cfg.temperature)
         logp, *entropy = [old.index_put((live.nonzero()[:, 0],), x) for x in new]
+    adv, weight_stats = corrected_advantages(adv, old, sampler, mask, cfg)
     loss, stats = policy_loss(logp, old, adv, mask, cfg)
+    stats |= weight_stats
     average = lambda x: aggregate_loss(x, mask, cfg.loss_mode, norm_const(cfg, mask))
     if entropy: loss = loss - cfg.entropy_coef * average(entropy[0])
     if ref is not None:
@@ -360,13 +410,15 @@ def minibatch_rows(n, cfg, generator=None):
 def rl_update(model, optimizer, batch, advantages, cfg, ref_model=None, generator=None):
     """`epochs` x `minibatches` clipped steps on one batch of `collate` -> mean stats of the steps.
 
-    Old log-probs are the sampler's, at its temperature; those of `ref_model` are computed once. Both stay fixed.
+    Old log-probs are the sampler's, at its temperature, or with a `correction` those of `model` before the first step; those
+    of `ref_model` are computed once. All stay fixed.
     advantages: [B]; generator: shuffles the rows, None keeps their order. Stats: those of `policy_loss`, `entropy` (nats a
     policy token, when sampled), `grad_norm` (before clipping), `updates` (steps taken, fewer where `target_kl` ended them), and
-    `kl_ref` with a reference. Raises ValueError where `kl_coef` is above 0 and there is no reference, or advantages do not fit.
+    `kl_ref` with a reference, and those of `correction_weights` with a correction. Raises ValueError where `kl_coef` is above 0
+    and there is no reference, or advantages do not fit.
     """
     check_update(batch, advantages, cfg, ref_model)
-    batch, records = with_reference(batch, ref_model, cfg), []
+    batch, records = with_old_log_probs(with_reference(batch, ref_model, cfg), model, cfg), []
     for rows in minibatch_rows(len(advantages), cfg, generator):
         loss, stats = minibatch_loss(model, batch, rows, advantages, cfg)
         if records and cfg.target_kl is not None and stats['approx_kl'] > cfg.target_kl: break
@@ -621,7 +673,7 @@ VARIANTS = {
 # %% auto #0
 _defined_in = {
     'section 9.1 (nbs/09_grpo.ipynb#sec-grpo-published)': ['RLConfig', 'CHOICES', 'INTEGERS', 'NUMBERS', 'field_error', 'check_config'],
-    'section 9.2 (nbs/09_grpo.ipynb#sec-grpo-loop)': ['RL_BASE_KINDS', 'make_rl_base', 'EditBudgetEnv', 'make_env', 'FN_NAMES', 'FIX_OP', 'NAMESAKES', 'randomize_names', 'sample_groups', 'episode_stats', 'behavior_stats', 'check_groups', 'shaped_rewards', 'compute_advantages', 'kl_penalty', 'policy_loss', 'norm_const', 'with_reference', 'entropy_at', 'minibatch_loss', 'descend', 'check_update', 'minibatch_rows', 'rl_update', 'informative', 'sample_step', 'train_step', 'evaluate', 'sample_eval', 'TrainingRun', 'check_training', 'log_progress', 'train_rl'],
+    'section 9.2 (nbs/09_grpo.ipynb#sec-grpo-loop)': ['RL_BASE_KINDS', 'make_rl_base', 'EditBudgetEnv', 'make_env', 'FN_NAMES', 'FIX_OP', 'NAMESAKES', 'randomize_names', 'sample_groups', 'episode_stats', 'behavior_stats', 'check_groups', 'shaped_rewards', 'compute_advantages', 'kl_penalty', 'policy_loss', 'norm_const', 'with_reference', 'with_old_log_probs', 'correction_weights', 'corrected_advantages', 'entropy_at', 'minibatch_loss', 'descend', 'check_update', 'minibatch_rows', 'rl_update', 'informative', 'sample_step', 'train_step', 'evaluate', 'sample_eval', 'TrainingRun', 'check_training', 'log_progress', 'train_rl'],
     'section 9.4 (nbs/09_grpo.ipynb#sec-grpo-shortcuts)': ['rename_probabilities', 'split_value', 'plan_value', 'CHANNELS', 'channel_ceiling'],
     'section 9.5 (nbs/09_grpo.ipynb#sec-variants)': ['gspo_policy_loss', 'VARIANTS'],
 }

@@ -42,12 +42,14 @@ DEFAULTS = {
     "clip_high": 0.2, "loss_mode": "token_mean", "norm_const": None, "kl_coef": 0.0,
     "kl_kind": "k3", "lr": 1e-3, "epochs": 1, "minibatches": 2, "max_grad_norm": 1.0, "seed": 0,
     "kl_in": "loss", "entropy_coef": 0.0, "target_kl": None,
+    "correction": None, "correction_cap": 2.0,
 }  # fmt: skip
 
 AT_LEAST_1 = ["group_size", "prompts_per_step", "max_turns", "max_sample_rounds", "epochs", "minibatches"]
 AT_LEAST_0 = ["max_edits", "overlong_buffer", "seed"]
 ABOVE_0 = ["temperature", "max_grad_norm", "norm_const", "target_kl"]
 NOT_NEGATIVE = ["clip_low", "clip_high", "kl_coef", "lr", "entropy_coef"]
+FROM_1 = ["correction_cap"]
 SWITCHES = ["rename", "dynamic_sampling"]
 CHOICES = {
     "adv_mode": ("grpo", "mean", "rloo"),
@@ -55,6 +57,7 @@ CHOICES = {
     "loss_mode": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"),
     "kl_kind": ("k1", "k2", "k3"),
     "kl_in": ("loss", "reward"),
+    "correction": ("recompute", "truncate", "mask"),
 }
 STRANGE = [NAN, INF, -INF, "1", "", [], [1], {}, b"1", 1j, object, torch.tensor([1.0, 2.0])]
 
@@ -73,11 +76,15 @@ def wrong_values():
     for name in NOT_NEGATIVE:
         for value in [-0.1, -1, True, None, 10**400, *STRANGE]:
             yield name, value, ["finite number of at least 0"]
+    for name in FROM_1:
+        for value in [0, 0.99, -2.0, True, None, 10**400, *STRANGE]:
+            yield name, value, ["finite number of at least 1"]
     for name in SWITCHES:
         for value in [0, 1, None, "True", *STRANGE]:
             yield name, value, ["True or False"]
     for name, allowed in CHOICES.items():
-        for value in ["", "k4", allowed[0].upper(), f" {allowed[0]}", None, 0, True, *STRANGE[:3], [allowed[0]], allowed]:
+        absent = [] if name == "correction" else [None]
+        for value in ["", "k4", allowed[0].upper(), f" {allowed[0]}", *absent, 0, True, *STRANGE[:3], [allowed[0]], allowed]:
             yield name, value, list(allowed)
     for value in ["", "Hidden", "secret", None, 0, 1.0, True, [], ["hidden"], {"hidden": 1}]:
         yield "reward", value, ["'hidden'", "'public'", "callable"]
@@ -93,7 +100,7 @@ def test_a_wrong_setting_is_refused_by_name(name, value, allowed):
 
 
 def test_every_setting_is_among_those_tested():
-    tested = [*AT_LEAST_1, *AT_LEAST_0, *ABOVE_0, *NOT_NEGATIVE, *SWITCHES, *CHOICES, "reward"]
+    tested = [*AT_LEAST_1, *AT_LEAST_0, *ABOVE_0, *NOT_NEGATIVE, *FROM_1, *SWITCHES, *CHOICES, "reward"]
     assert sorted(tested) == sorted(DEFAULTS)
 
 
@@ -113,6 +120,7 @@ def test_settings_keep_their_names_order_and_defaults():
         ({"group_size": 2, "prompts_per_step": 1, "minibatches": 3}, ["minibatches is 3", "2"]),
         ({"clip_low": 1.5}, ["clip_low is 1.5", "at most 1"]),
         ({"seed": 2**63}, [f"seed is {2**63}", "below 2**63"]),
+        ({"correction": "mask", "ratio_level": "sequence"}, ["correction is 'mask'", "sequence"]),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(fields, words):
@@ -129,6 +137,7 @@ def test_settings_that_contradict_each_other_are_refused(fields, words):
         {"group_size": 1}, {"max_edits": None}, {"max_edits": 0}, {"norm_const": 3}, {"lr": 0},
         {"clip_low": 1}, {"clip_high": 5.0}, {"overlong_buffer": 6}, {"minibatches": 64},
         {"reward": "public"}, {"reward": lambda info: 0.5}, {"reward": abs}, {"seed": 2**63 - 1},
+        {"correction": "mask", "correction_cap": 1}, {"correction_cap": 1e9, "ratio_level": "sequence"},
     ],
 )  # fmt: skip
 def test_values_at_the_edge_of_what_is_allowed_are_taken(fields):
@@ -505,6 +514,118 @@ def test_the_gradient_is_clipped_to_its_greatest_norm(norm):
     step = sum(((weights(model)[k] - before[k]) ** 2).sum() for k in before).sqrt().item()
     assert stats["grad_norm"] > 0.05, "before clipping"
     assert step == pytest.approx(min(norm, stats["grad_norm"]), rel=1e-3)
+
+
+# Samples of another policy.
+
+
+def test_weights_by_hand():
+    w = torch.tensor([[4.0, 1.5, 1.0, 0.6, 0.25, 1e9], [1.0] * 6])
+    mask = torch.tensor([[1.0] * 5 + [0.0], [0.0] * 6])
+    sampler = torch.full((2, 6), -3.0)
+    want = {"recompute": ([1.0] * 5, 0), "truncate": ([2, 1.5, 1, 0.6, 0.25], 0.2), "mask": ([0, 1.5, 1, 0.6, 0], 0.4)}
+    for kind, (weights_, cut) in want.items():
+        old = (sampler + w.log()).requires_grad_()
+        got, stats = arl.correction_weights(old, sampler, mask, kind, 2.0)
+        assert torch.allclose(got[0, :5], torch.tensor(weights_), atol=1e-5) and not got.requires_grad
+        assert stats["weight_cut"] == pytest.approx(cut) and stats["weight_max"] == pytest.approx(4)
+        assert stats["mismatch_kl"] == pytest.approx((w - 1 - w.log())[0, :5].mean().item(), rel=1e-5)
+    nothing, stats = arl.correction_weights(old, sampler, torch.zeros(2, 6), "mask", 2.0)
+    assert nothing.isfinite().all() and stats == {"mismatch_kl": 0.0, "weight_max": 1.0, "weight_cut": 0.0}
+
+
+@pytest.mark.parametrize("change, word", [({"kind": "clip"}, "'clip'"), ({"cap": 0.5}, "0.5"), ({"cap": NAN}, "nan")])
+def test_weights_refuse_wrong_settings(change, word):
+    with pytest.raises(ValueError, match=word):
+        arl.correction_weights(*[torch.zeros(1, 2)] * 3, **{"kind": "mask", "cap": 2.0, **change})
+    for wrong in (torch.zeros(2), torch.zeros(1, 3)):
+        with pytest.raises(ValueError, match="sampler_logp has shape"):
+            arl.correction_weights(torch.zeros(1, 2), wrong, torch.zeros(1, 2))
+
+
+def plain_corrected(model, batch, advantages, cfg, newest=False):
+    """The corrected update written out: one row of weights a token, from the trainer before the first step (or, wrongly,
+    from the newest policy); plain gradient descent, rows in order."""
+    ids, mask = batch["ids"], batch["action_mask"]
+    logp_of = lambda: torch.where(mask.bool(), arl.action_log_probs(model, ids, mask, cfg.temperature), 0.0)
+    old = logp_of().detach()
+    for _ in range(cfg.epochs):
+        for rows in torch.arange(len(ids)).tensor_split(cfg.minibatches):
+            logp = logp_of()
+            w = ((logp.detach() if newest else old) - batch["sampler_logps"]).exp()
+            out = w > cfg.correction_cap
+            if cfg.correction == "mask":
+                w = torch.where(out | (w < 1 / cfg.correction_cap), 0.0, w)
+            w = torch.ones_like(w) if cfg.correction == "recompute" else w.clamp(max=cfg.correction_cap)
+            r = (logp - old).exp()
+            clipped = r.clamp(1 - cfg.clip_low, 1 + cfg.clip_high)
+            objective = w * torch.minimum(r * advantages[:, None], clipped * advantages[:, None])
+            loss = -(objective * mask)[rows].sum() / mask[rows].sum()
+            model.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= cfg.lr * p.grad
+    return model
+
+
+def corrected_case(correction, zero_rows=(), **fields):
+    """(updated by rl_update, its stats, inputs of `plain_corrected` after the model): weights moved since sampling."""
+    cfg = arl.RLConfig(
+        group_size=4, lr=0.2, max_grad_norm=1e6, correction=correction, correction_cap=1.1, **{"temperature": 0.8} | fields
+    )
+    batch, advantages = batch_of(sampled(1, cfg.temperature)), signal(16, zero_rows)
+    model = moved_agent()
+    stats = arl.rl_update(model, torch.optim.SGD(model.parameters(), lr=cfg.lr), batch, advantages, cfg)
+    return model, stats, (batch, advantages, cfg)
+
+
+def moved_agent():
+    model = agent()
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.02 * torch.randn(p.shape, generator=gen(p.numel()))
+    return model
+
+
+@pytest.mark.parametrize("zero_rows", [(), (0, 3, 4, 9, 15)], ids=["none", "some"])
+@pytest.mark.parametrize("correction", ["recompute", "truncate", "mask"])
+def test_the_weight_is_old_over_sampler_and_never_the_new_policy(correction, zero_rows):
+    """Row 7: policy of sampling, policy of the old log-probs, new policy are three. The weight has the first two, the
+    ratio the last two; and a token of weight 0 keeps its place in the average."""
+    model, stats, inputs = corrected_case(correction, zero_rows, epochs=2, minibatches=2)
+    moved = distance(model, moved_agent())
+    assert moved > 0.01 and distance(model, plain_corrected(moved_agent(), *inputs)) < 1e-3 * moved
+    assert stats["mismatch_kl"] > 1e-3 and stats["weight_max"] > 1.1
+    assert (0.01 < stats["weight_cut"] < 1) == (correction != "recompute")
+    if correction != "recompute":
+        wrong = plain_corrected(moved_agent(), *inputs, newest=True)
+        assert distance(model, wrong) > 0.02 * moved
+
+
+def test_ratios_are_one_at_the_first_step_whatever_the_sampler():
+    for correction in arl.CHOICES["correction"]:
+        _, stats, _ = corrected_case(correction, minibatches=1)
+        assert stats["ratio_min"] == pytest.approx(1, abs=1e-4) and stats["clip_frac"] == 0
+
+
+def test_corrections_of_a_sampler_that_is_the_trainer_change_nothing():
+    cfg = arl.RLConfig(group_size=4, lr=0.2)
+    plain, _ = updated(arl.rl_update, cfg, signal(16), steps=1, optimizer=torch.optim.SGD)
+    for correction in arl.CHOICES["correction"]:
+        fields = {"correction": correction}
+        model, stats = updated(arl.rl_update, replace(cfg, **fields), signal(16), steps=1, optimizer=torch.optim.SGD)
+        assert distance(model, plain) < 1e-3 * distance(model, agent())
+        assert stats["weight_cut"] == 0 and stats["weight_max"] == pytest.approx(1, abs=1e-4)
+
+
+def test_old_log_probs_given_with_the_batch_are_not_believed():
+    """They could be those of an earlier batch's weights."""
+    model, _, (batch, advantages, cfg) = corrected_case("truncate")
+    again = moved_agent()
+    stale = {**batch, "old_logps": torch.full_like(batch["sampler_logps"], -9.0)}
+    arl.rl_update(again, torch.optim.SGD(again.parameters(), lr=cfg.lr), stale, advantages, cfg)
+    assert distance(model, again) == 0
 
 
 def test_stats_of_an_update_are_floats_with_fixed_names():
