@@ -10,6 +10,9 @@ _RELATION = re.compile(
 _SPACE = re.compile(
     r"\\[,;:! ]|\\(?:[bB]ig{1,2}[lr]?|left|right|displaystyle|textstyle|limits)(?![A-Za-z])|~"
 )
+_OPERATOR = re.compile(
+    r"(?:^|[=<>(\[{,&|/]|\\(?:approx|leq?|geq?|neq?|ll|gg|sim|in|to|cdot|times|q?quad))$"
+)
 _NUMBER = re.compile(r"\d+(?:(?:\{,\}|,(?=\d{3}(?!\d)))\d{3})*(?:\.\d+)?|\.\d+")
 _FUNCTIONS = {
     "log": math.log,
@@ -206,7 +209,7 @@ def numbers(formula):
     for match in _NUMBER.finditer(text):
         before = text[: match.start()].rstrip()
         sign = before[-1:] if before[-1:] in "+-" else ""
-        if sign and not re.search(r"(?:^|[=<>(\[{,&|]|\\[A-Za-z]+)$", before[:-1].rstrip()):
+        if sign and not _OPERATOR.search(before[:-1].rstrip()):  # a difference, not a sign
             sign = ""
         found.append(literal(sign + match[0]))
     return found

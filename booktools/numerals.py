@@ -22,7 +22,7 @@ _NAMES = re.compile(
         python|gymnasium|pytorch|torch|cuda|version|CC\sBY|seeds?)\s+
         (?:[A-Z]\.)?\d+(?:\.\d+)*(?:(?:,\s*|\s+(?:and|to|or)\s+|\s*-\s*)(?:[A-Z]\.)?\d+(?:\.\d+)*)*
       | \b\d{4}-\d{2}-\d{2}\b
-      | \b(?:1[89]|20)\d{2}\b(?!,)
+      | \b(?:1[89]|20)\d{2}\b(?!,\d)
       | \(\s*(?:easy|medium|hard)\s*,\s*\d+\s+(?:minutes?|hours?)\s*\)
       | ^\**\d+(?:\.\d+)+\**(?=\s)
       | ^\**\d+\.(?=\s)
@@ -112,6 +112,10 @@ def evidence(path):
     for cell in prose.cells(path):
         if cell.kind == "code":
             found.set |= _constants(cell.source)
+            for value in _constants(cell.source):  # a long constant may be stated rounded
+                digits = repr(value).partition(".")[2]
+                if len(digits) > 2 and "e" not in digits:
+                    found.show(value, len(digits))
             for output in cell.outputs:
                 for number in printed(prose.output_text(output)):
                     found.show(*number)

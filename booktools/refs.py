@@ -163,6 +163,8 @@ def names(root, path):
                 for text in sentence.of("fence"):
                     known |= set(_WORD.findall(text))
     for cell, sentence in prose.reading(path):
+        if sentence.of("cite", "url") or any("](http" in x for x in sentence.of("link")):
+            continue  # names of the work that is cited
         for span in sentence.of("code"):
             span = re.sub(r"\{[^}]*\}$", "", span).strip("`").strip()
             used = re.findall(r"\barl\.([A-Za-z_]\w*)", span)

@@ -53,14 +53,13 @@ def own_words():
     return tuple(path.read_text(encoding="utf-8").split()) if path.exists() else ()
 
 
+@cache
 def known(word):
-    """Whether a word, in the case it has or in lower case, is in a dictionary or the book's list."""
-    words, own = dictionary(), set(own_words())
+    """Whether a word is in the dictionary or the book's list: as it is, in lower case, or as a name in capitals."""
     word = word.replace("’", "'")
-    for form in (word, word.lower(), word.capitalize(), word.removesuffix("'s"), word.lower().removesuffix("'s"), word.removesuffix("'")):
-        if form in words or form in own:
-            return True
-    return False
+    bases = {word, word.removesuffix("'s")}
+    forms = {form for base in bases for form in (base, base.lower(), base.upper())}
+    return any(form in dictionary() for form in forms) or not forms.isdisjoint(own_words())
 
 
 def check(path):
