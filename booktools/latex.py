@@ -14,6 +14,9 @@ _OPERATOR = re.compile(
     r"(?:^|[=<>(\[{,&|/]|\\(?:approx|leq?|geq?|neq?|ll|gg|sim|in|to|cdot|times|q?quad))$"
 )
 _NUMBER = re.compile(r"\d+(?:(?:\{,\}|,(?=\d{3}(?!\d)))\d{3})*(?:\.\d+)?|\.\d+")
+_COMMA = re.compile(r",(?!\d{3}(?!\d))")
+_CLAUSE = re.compile(_COMMA.pattern + r"|\\\\|;|\\q?quad(?![A-Za-z])|&")
+_TUPLE = re.compile(r"\(.*\)|\[.*\]", re.S)
 _FUNCTIONS = {
     "log": math.log,
     "ln": math.log,
@@ -181,14 +184,22 @@ def equations(formula):
     `a = b \\approx c` gives two. A pair of bare numbers, and anything with a symbol, gives none.
     """
     text = _SPACE.sub(" ", formula)
-    for clause in _split(text, re.compile(r",(?!\d{3}(?!\d))|\\\\|;|\\q?quad(?![A-Za-z])|&"))[::2]:
+    for clause in _split(text, _CLAUSE)[::2]:
         parts = _split(clause, _RELATION)
         for at in range(1, len(parts), 2):
             if parts[at] in ("=", "\\approx"):
-                left, right = parts[at - 1].strip(" ."), parts[at + 1].strip(" .")
-                values = value(left), value(right)
-                if None not in values and not (literal(left) and literal(right)):
-                    yield left, right, *values
+                for left, right in _pairs(parts[at - 1].strip(" ."), parts[at + 1].strip(" .")):
+                    values = value(left), value(right)
+                    if None not in values and not (literal(left) and literal(right)):
+                        yield left, right, *values
+
+
+def _pairs(left, right):
+    """The two sides, or if both are tuples `(a, b)` of one length, their entries in pairs."""
+    entries = [_split(side[1:-1], _COMMA)[::2] if _TUPLE.fullmatch(side) else [] for side in (left, right)]
+    if len(entries[0]) == len(entries[1]) > 1:
+        return list(zip(*([x.strip() for x in side] for side in entries)))
+    return [(left, right)]
 
 
 def slack(left, right):

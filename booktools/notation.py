@@ -12,7 +12,14 @@ _ROW = re.compile(r"^\|(.*)\|\s*$")
 
 
 def chapter(path):
-    """How a notebook is called in the page's last column: `9`, `B`, `headline`."""
+    """How a notebook is called in the page's last column: `9`, `B`, `headline`.
+
+    That is the number of its sections, whatever its file is called.
+    """
+    for cell in prose.cells(path):
+        number = re.search(r"^## +(\d+|[A-Z])\.\d+ ", cell.source, re.M) if cell.kind == "markdown" else None
+        if number:
+            return number[1]
     return label(path).lstrip("0") or "0"
 
 
@@ -81,7 +88,9 @@ def page_faults(root):
     rows = table(root)
     if not rows:
         yield f"{PAGE} has no table with `Symbol` first and `Chapters` last in its heading: add it"
-    used = {chapter(path): symbols(path).keys() for path in notebooks(root)}
+    used = {}
+    for path in notebooks(root):  # an appendix may have two notebooks
+        used[chapter(path)] = used.get(chapter(path), set()) | symbols(path).keys()
     for shown, symbols_, where in rows:
         if not symbols_:
             yield f"{PAGE}, row {shown!r}: its first column holds no symbol between dollars: add it"

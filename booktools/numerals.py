@@ -1,4 +1,4 @@
-"""Rule 3: every number in the prose stands on an output, a setting, a formula or a source."""
+"""Rule 3: every number in the prose stands on an output, a setting, a formula or a source near it."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ _SCALES = {"thousand": 1e3, "million": 1e6, "billion": 1e9}
 # numbers that name a place, a date, a version or a duration to plan with
 _NAMES = re.compile(
     r"""\b(?:chapters?|sections?|appendix|appendices|exercises?|solutions?|figures?|tables?|equations?|parts?|cells?|steps?|rule|
-        python|gymnasium|pytorch|torch|cuda|version|CC\sBY|seeds?)\s+
+        python|gymnasium|pytorch|torch|cuda|linux|version|CC\sBY|seeds?)\s+
         (?:[A-Z]\.)?\d+(?:\.\d+)*(?:(?:,\s*|\s+(?:and|to|or)\s+|\s*-\s*)(?:[A-Z]\.)?\d+(?:\.\d+)*)*
       | \b\d{4}-\d{2}-\d{2}\b
       | \b(?:1[89]|20)\d{2}\b(?!,\d)
@@ -35,11 +35,13 @@ _NAMES = re.compile(
 _ROUGH = re.compile(r"\b(?:about|nearly|roughly|almost|some|around|over|under|above|below|more than|less than|fewer than|at least|at most|up to|well over)\s*$")
 EXERCISE = re.compile(r"\*\*([A-Z0-9]+\.\d+)\*\*\s*\(")
 SOLUTION = re.compile(r"Solution ([A-Z0-9]+\.\d+)")
+_HEADING = re.compile(r"^(#{1,6}) .*?(?:\{#([\w-]+)[^}\n]*\})? *$", re.M)
+_LABEL = re.compile(rf"\{{#((?:{prose.REF_KINDS})-[\w-]+)")
 _OUTPUT = re.compile(r"(?<![\w.])([+\-−]?)(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+)(\s?%)?")
 
 
 class Evidence:
-    """The numbers that a chapter shows or sets, to look others up in."""
+    """The numbers that a part of a chapter shows or sets, to look others up in."""
 
     def __init__(self):
         self.shown, self.set, self._keys = [], set(), None
@@ -105,27 +107,71 @@ def _constants(source):
     return frozenset(found)
 
 
-@cache
-def evidence(path):
-    """The `Evidence` of a notebook: its outputs, its code's constants, formulas that hold."""
-    found = Evidence()
-    for cell in prose.cells(path):
-        if cell.kind == "code":
-            found.set |= _constants(cell.source)
+class Chapter:
+    """What a notebook shows and sets, section by section (`##`); whole numbers that it sets, and its `parameters`, hold for all."""
+
+    def __init__(self, path):
+        self.everywhere, self.sections, self.of_label = Evidence(), {}, {}
+        self.of_cell, section = {}, 0
+        for cell in prose.cells(path):
+            start = section
+            if cell.kind == "markdown":
+                for level, name in _HEADING.findall(cell.source):
+                    section += len(level) <= 2
+                    self.of_label[name] = section
+                for name in _LABEL.findall(cell.source):
+                    self.of_label.setdefault(name, section)
+            self.of_label.setdefault(cell.options.get("label"), section)
+            self.of_cell[cell.number] = range(start, section + 1)
+            if cell.kind == "code":
+                self._add_code(cell, section)
+        for cell, sentence in prose.reading(path):
+            for formula in prose.formulas(sentence):
+                self._add_arithmetic(formula, self.of_cell[cell.number])
+
+    def _section(self, number):
+        return self.sections.setdefault(number, Evidence())
+
+    def _add_code(self, cell, section):
+        self.everywhere.set |= {x for x in _constants(cell.source) if x == int(x)}
+        for home in [self._section(section), *([self.everywhere] if "parameters" in cell.tags else [])]:
+            home.set |= _constants(cell.source)
             for value in _constants(cell.source):  # a long constant may be stated rounded
                 digits = repr(value).partition(".")[2]
                 if len(digits) > 2 and "e" not in digits:
-                    found.show(value, len(digits))
-            for output in cell.outputs:
-                for number in printed(prose.output_text(output)):
-                    found.show(*number)
-    for _, sentence in prose.reading(path):
-        for formula in prose.formulas(sentence):
-            for left, right, a, b in latex.equations(formula):
-                number = latex.literal(right) or latex.literal(left)
-                if number and abs(a - b) <= _room(left, right, a, b):
-                    found.show(number.value, number.decimals, "-" if number.sign == "-" else "")
-    return found
+                    home.show(value, len(digits))
+        for output in cell.outputs:
+            for number in printed(prose.output_text(output)):
+                self._section(section).show(*number)
+
+    def _add_arithmetic(self, formula, sections):
+        for left, right, a, b in latex.equations(formula):
+            number = latex.literal(right) or latex.literal(left)
+            results = [number] if number else latex.numbers(right)
+            if abs(a - b) <= _room(left, right, a, b):
+                for result in results:
+                    for section in sections:
+                        self._section(section).show(result.value, result.decimals, result.sign)
+
+    def near(self, cell, names):
+        """The `Evidence` for a cell's prose: its own sections, and those that the labels name."""
+        sections = {*self.of_cell[cell.number], *(self.of_label[x] for x in names if x in self.of_label)}
+        return [self.everywhere, *(self.sections[x] for x in sections if x in self.sections)]
+
+    def whole(self):
+        """The `Evidence` of all sections."""
+        return [self.everywhere, *self.sections.values()]
+
+
+@cache
+def chapter(path, stamp):
+    """The `Chapter` of a notebook, read once for each state of its file."""
+    return Chapter(path)
+
+
+def _chapter(path):
+    stat = path.stat()
+    return chapter(path, (stat.st_mtime_ns, stat.st_size))
 
 
 def stated(sentence):
@@ -185,13 +231,18 @@ def _numbers(sentence):
     return found
 
 
-def check(path, homes=None):
-    """`(cell, text, advice)` for each number of the prose that nothing in the notebook backs.
+def _names(sentences):
+    return {ref.lstrip("-@") for sentence in sentences for ref in sentence.of("ref")}
 
-    `homes` maps the labels of the book (`sec-grpo`) to their notebooks: a sentence that refers to
-    another chapter may state that chapter's numbers.
+
+def check(path, homes=None):
+    """`(cell, text, advice)` for each number of the prose that nothing near it backs.
+
+    Near is the section, and what the cell refers to. `homes` maps the labels of the book
+    (`sec-grpo`) to their notebooks: a sentence that refers to another chapter may state that
+    chapter's numbers.
     """
-    exercises = _Exercises()
+    exercises, here, homes = _Exercises(), _chapter(path), homes or {}
     for cell, sentence in prose.reading(path):
         for formula in prose.formulas(sentence):
             for left, right, a, b in latex.equations(formula):
@@ -204,8 +255,11 @@ def check(path, homes=None):
         given = exercises.given(cell, sentence)
         if given is None or sentence.of("cite", "url") or any("](http" in x for x in sentence.of("link")):
             continue
-        places = {path, *((homes or {}).get(ref.lstrip("-@")) for ref in sentence.of("ref"))} - {None}
-        backed = [evidence(place) for place in places]
+        around = prose.sentences(cell.source) if cell.kind == "markdown" else [sentence]
+        backed = here.near(cell, _names(around))
+        for name in _names([sentence]):
+            if homes.get(name, path) != path:
+                backed = [*backed, *_chapter(homes[name]).whole()]
         for number, rough, percent in _numbers(sentence):
             if _is_small(number) and not percent or number.value in given:
                 continue
@@ -216,6 +270,6 @@ def check(path, homes=None):
                 yield (
                     cell,
                     f"{number.text} in {sentence.shown()[:160]!r}",
-                    "no output, setting or formula of the chapter gives this number: "
-                    "correct it, print it, write out how it comes about, or cite its source in the sentence",
+                    "no output, setting or formula of its section gives this number: correct it, print it, write "
+                    "out how it comes about, refer to the section that shows it, or cite its source in the sentence",
                 )

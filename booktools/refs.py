@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from . import prose
+from .notation import chapter
 from .numerals import EXERCISE, SOLUTION
-from .project import label, notebooks
+from .project import notebooks
 
 _LABEL = re.compile(rf"\{{#((?:{prose.REF_KINDS}|api)-[\w-]+)")
 _HEADING_NUMBER = re.compile(r"^#{2,4} +((?:\d+|[A-Z])(?:\.\d+)+) ", re.M)
@@ -193,10 +194,12 @@ def exercises(path):
         for title in re.finditer(r"^:::+ *\{[^}\n]*title=\"" + SOLUTION.pattern, cell.source, re.M):
             following = cells[place + 1] if place + 1 < len(cells) else None
             solved.setdefault(title[1], []).append((cell, following))
-    expected = label(path).lstrip("0") or "0"
-    for position, (cell, name) in enumerate(asked, 1):
-        if name != f"{expected}.{position}":
-            yield cell, f"exercise {name}", f"it is number {position} of the chapter: call it {expected}.{position}"
+    first = int(asked[0][1].partition(".")[2]) if asked else 1  # an appendix may go on in a second notebook
+    first = first if chapter(path).isalpha() else 1
+    for position, (cell, name) in enumerate(asked, first):
+        expected = f"{chapter(path)}.{position}"
+        if name != expected:
+            yield cell, f"exercise {name}", f"it is number {position} of the chapter: call it {expected}"
         if not re.search(rf"\*\*{re.escape(name)}\*\*\s*\((?:easy|medium|hard), \d+ (?:minutes?|hours?)\)", cell.source):
             yield cell, f"exercise {name}", "say how hard it is and how long it takes: `(easy, 10 minutes)`"
         solutions = solved.pop(name, [])

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..project import ROOT, BookError
@@ -30,12 +31,14 @@ def build(root=ROOT, formats=FORMATS, out=None):
     try:
         for path, data in html.figures(resolved.book).items():
             _write(draft / path, data)
-        if "html" in formats:
-            write_html(resolved, draft)
-        if "epub" in formats:
-            whole.write_epub(resolved, draft, draft / f"{NAME}.epub")
-        if "pdf" in formats:
-            whole.write_pdf(resolved, draft, draft / f"{NAME}.pdf")
+        work = {
+            "pdf": lambda: whole.write_pdf(resolved, draft, draft / f"{NAME}.pdf"),
+            "epub": lambda: whole.write_epub(resolved, draft, draft / f"{NAME}.epub"),
+            "html": lambda: write_html(resolved, draft),
+        }
+        with ThreadPoolExecutor(2) as pool:  # pandoc and typst work outside of Python's lock
+            for done in [pool.submit(work[kind]) for kind in work if kind in formats]:
+                done.result()
         shutil.rmtree(out, ignore_errors=True)
         draft.rename(out)
     finally:

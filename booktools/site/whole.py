@@ -1,9 +1,7 @@
 """EPUB and PDF: the whole book as one tree, parts above chapters, nothing folded."""
 
-import re
 import shutil
 import tempfile
-from html import escape
 from pathlib import Path
 from string import Template
 
@@ -29,7 +27,7 @@ def write_epub(resolved, folder, path):
     }
     meta = {key: node("MetaString", str(value)) for key, value in facts.items() if value}
     pandoc(
-        ["-f", "json", "-t", "epub3", "--mathml", "--toc", "--toc-depth=3", "--split-level=2",
+        ["-f", "json", "-t", "epub3", "--mathml", "--syntax-highlighting=none", "--toc", "--toc-depth=3", "--split-level=2",
          f"--css={ASSETS / 'epub.css'}", f"--resource-path={folder}", "-o", str(path)],
         document(whole(resolved, "epub"), meta),
     )  # fmt: skip
@@ -131,7 +129,8 @@ class _Lowering:
     def _cell(self, cell, caption):
         if cell.hidden:
             return []
-        blocks = [node("CodeBlock", ["", ["python"], []], cell.code)] if cell.shows_code else []
+        # without colours: highlighting would cost as much time as all the rest, and print has none
+        blocks = [node("CodeBlock", ["", [], []], cell.code)] if cell.shows_code else []
         if cell.options.get("output") is False:
             return blocks
         for text in cell.texts():
