@@ -7,15 +7,16 @@ __all__ = ['QWEN', 'SMOLLM2', 'SMALL_TEMPLATE', 'TINY_QWEN3', 'NO_THINKING', 'ME
            'hugging_face', 'smollm2_file', 'unpack_smollm2', 'load_smollm2', 'load_tiny', 'load_model', 'ChatFormat',
            'plain_ids', 'encode_rendering', 'prompt_ids', 'reply_ids', 'check_conversation', 'ToolCall', 'Malformed',
            'read_call', 'parse_tool_calls', 'tool_schema', 'menu_call', 'MenuEnv', 'TokenTree', 'remember', 'Part',
-           'tree_attention', 'TreePolicy', 'TreeTrajectory', 'Branch', 'feed', 'draw', 'take_turn', 'out_of_room',
-           'Sampler', 'sample_episodes', 'start_branches', 'children', 'step_branch', 'packed_trees', 'frozen_states',
-           'tree_log_probs', 'plain_log_probs', 'llm_batch', 'llm_advantages', 'micro_batches', 'minibatch_gradient',
-           'adam_step', 'llm_update', 'demonstration', 'plant', 'imitate_step', 'json_call', 'menu_demonstration',
-           'Experiment', 'menu_experiment', 'LLMConfig', 'named_generator', 'endless_order', 'fresh_groups',
-           'play_groups', 'LLMRun', 'make_demonstrations', 'rl_step', 'evaluate_llm', 'replace_file', 'save_checkpoint',
-           'load_checkpoint', 'check_results', 'machine_facts', 'peak_memory_mb', 'results_record', 'write_results',
-           'read_results', 'progress_line', 'log_file', 'go', 'check_sampler', 'llm_config', 'run_experiment',
-           'results_name', 'paired_difference']
+           'tree_attention', 'TreePolicy', 'TreeTrajectory', 'Branch', 'feed', 'logits_at', 'look_up', 'learn_phrase',
+           'draw', 'take_turn', 'out_of_room', 'Sampler', 'sample_episodes', 'start_branches', 'children', 'advance',
+           'step_branch', 'packed_trees', 'frozen_states', 'tree_log_probs', 'plain_log_probs', 'llm_batch',
+           'llm_advantages', 'micro_batches', 'minibatch_gradient', 'adam_step', 'llm_update', 'demonstration', 'plant',
+           'imitate_step', 'json_call', 'menu_demonstration', 'Experiment', 'menu_experiment', 'LLMConfig',
+           'named_generator', 'endless_order', 'fresh_groups', 'play_groups', 'LLMRun', 'demonstrations_of',
+           'phrases_of', 'rl_step', 'evaluate_llm', 'replace_file', 'save_checkpoint', 'load_checkpoint',
+           'check_results', 'machine_facts', 'peak_memory_mb', 'results_record', 'write_results', 'read_results',
+           'progress_line', 'log_file', 'go', 'check_sampler', 'llm_config', 'run_experiment', 'results_name',
+           'paired_difference']
 
 # %% ../nbs/qwen_grpo_bugfix.ipynb #a0efb82d
 #@save
@@ -467,7 +468,7 @@ class TreePolicy:
         """Logits [n, V] in float32 from hidden states [n, C]."""
         return self.model.get_output_embeddings()(hidden).float()
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #097d188e
+# %% ../nbs/qwen_grpo_bugfix.ipynb #5e8f08b7
 #@save
 @dataclass
 class TreeTrajectory(Trajectory):
@@ -477,7 +478,8 @@ class TreeTrajectory(Trajectory):
 
 @dataclass
 class Branch:
-    """Episodes with the same tokens so far. `pending`: tokens that the model hasn't read; `written`: the turn's own tokens."""
+    """Episodes with the same tokens so far. `pending`: tokens that the model hasn't read; `written`: the turn's own tokens;
+    `guess`: tokens that may come next, read ahead, and `ahead`: their nodes."""
     episodes: list
     traj: TreeTrajectory
     env: object
@@ -485,36 +487,60 @@ class Branch:
     pending: list
     written: list = field(default_factory=list)
     turn: int = 0
+    guess: list = field(default_factory=list)
+    ahead: list = field(default_factory=list)
 
     def split(self, episodes):
         """A branch of its own for some of the episodes."""
         t = self.traj
         copied = TreeTrajectory(list(t.ids), list(t.action_mask), list(t.logps), list(t.entropies), 0.0, {}, t.tree, list(t.path))
-        return Branch(episodes, copied, copy.deepcopy(self.env), list(self.messages), [], list(self.written), self.turn)
+        return replace(self, episodes=episodes, traj=copied, env=copy.deepcopy(self.env), messages=list(self.messages), written=list(self.written))
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #592d96eb
+# %% ../nbs/qwen_grpo_bugfix.ipynb #71b7176c
 #@save
 @torch.no_grad()
 def feed(policy, branches, keep_states=False):
-    """Lets the model read what each branch has pending, all in one pass -> the next token's logits [branches, V].
+    """Lets the model read what each branch has pending and guesses, all in one pass -> hidden states [T, C] and, for each branch, the
+    columns of its last pending token and of its guesses.
 
     branches: those of a tree side by side. keep_states: store what the frozen layers made of the tokens, for the update.
     """
-    tokens, depths, parts, ends = [], [], [], []
+    tokens, depths, parts, columns = [], [], [], []
     for tree, members in groupby(branches, key=lambda b: b.traj.tree):
         first, start = len(tree), len(tokens)
         for b in members:
-            nodes = tree.grow(b.traj.path[-1] if b.traj.path else -1, b.pending)
-            tokens += b.pending; depths += tree.depths[nodes[0]:]; b.traj.path += nodes; b.pending = []
-            ends.append(len(tokens) - 1)
+            new = b.pending + b.guess
+            nodes = tree.grow(b.traj.path[-1] if b.traj.path else -1, new)
+            b.traj.path += nodes[:len(b.pending)]
+            b.ahead = nodes[len(b.pending):]
+            columns.append(range(len(tokens) + len(b.pending) - 1, len(tokens) + len(new)))
+            tokens, depths, b.pending = tokens + new, depths + tree.depths[nodes[0]:], []
         parts.append((tree, Part(start, len(tokens), tree.above[first:len(tree), :len(tree)], tree.memory, first)))
     packed = [part for _, part in parts]
-    if keep_states and policy.frozen is not None:
-        states = policy.run(policy.frozen, tokens, depths, packed)
-        for tree, part in parts:
-            remember(tree.memory, 'states', states[None, part.start:part.stop], part.first)
-        return policy.logits(policy.run(policy.top, states, depths, packed)[ends])
-    return policy.logits(policy.run(policy.base, tokens, depths, packed)[ends])
+    if not keep_states or policy.frozen is None: return policy.run(policy.base, tokens, depths, packed), columns
+    states = policy.run(policy.frozen, tokens, depths, packed)
+    for tree, part in parts: remember(tree.memory, 'states', states[None, part.start:part.stop], part.first)
+    return policy.run(policy.top, states, depths, packed), columns
+
+@torch.no_grad()
+def logits_at(policy, hidden, columns):
+    """Pairs of a column and its logits [V], computed together, since the head's weights are read once a call."""
+    distinct = list(dict.fromkeys(columns))
+    return zip(distinct, policy.logits(hidden[distinct]))
+
+# %% ../nbs/qwen_grpo_bugfix.ipynb #355e4fde
+#@save
+def look_up(table, written, most=24):
+    """Guesses how a turn goes on: the tokens that last followed each of its beginnings, as far as `table` knows."""
+    guess, key = [], tuple(written)
+    while key in table and len(guess) < most:
+        guess.append(table[key])
+        key += (table[key],)
+    return guess
+
+def learn_phrase(table, ids):
+    """Enters a turn, or its beginning, in the table of `look_up`."""
+    for i, token in enumerate(ids): table[tuple(ids[:i])] = token
 
 # %% ../nbs/qwen_grpo_bugfix.ipynb #a4def87f
 #@save
@@ -531,7 +557,7 @@ def draw(logits, uniforms):
         tokens = torch.searchsorted(cdf[r], u, right=True).clamp(max=logits.shape[1] - 1)
         yield tokens.tolist(), logp[r, tokens].tolist(), entropy[r]
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #b833e740
+# %% ../nbs/qwen_grpo_bugfix.ipynb #78a5139f
 #@save
 def take_turn(branch, chat):
     """Hands a finished turn to the environment -> True if the episode is over; else the reply is pending."""
@@ -544,7 +570,7 @@ def take_turn(branch, chat):
     reply = reply_ids(chat, results, ended)
     before = list(branch.traj.ids)
     branch.traj.observe(reply)
-    branch.pending += reply
+    branch.pending = branch.pending + reply
     assert branch.traj.ids[:len(before)] == before and len(branch.traj.path) + len(branch.pending) == len(branch.traj.ids)
     check_conversation(chat, branch.messages, branch.env.tools, branch.traj.ids)
     return False
@@ -557,7 +583,7 @@ def out_of_room(branch, sampler):
     if full: branch.traj.info = {'submitted': False, 'hidden_pass': False, 'truncated': True, 'n_turns': branch.turn}
     return full
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #0a7fcd2c
+# %% ../nbs/qwen_grpo_bugfix.ipynb #d8ee648d
 #@save
 @dataclass
 class Sampler:
@@ -570,8 +596,9 @@ class Sampler:
     faults: tuple = ()
     share: bool = True               # False: every episode computes its own tokens, for comparison
     keep_states: bool = True
+    phrases: tuple = ()              # turns as tuples of ids to begin guessing with; they change the time only
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #fee4f423
+# %% ../nbs/qwen_grpo_bugfix.ipynb #ace133fe
 #@save
 def sample_episodes(policy, chat, groups, generator, sampler=Sampler()):
     """Plays episodes in lockstep, shared where their tokens are the same -> list of `TreeTrajectory`, in the order given.
@@ -587,21 +614,28 @@ def sample_episodes(policy, chat, groups, generator, sampler=Sampler()):
         episodes = list(range(len(group_of), len(group_of) + len(envs)))
         group_of += [g] * len(envs)
         active += start_branches(policy, chat, envs, episodes, sampler.share)
+    table = {}
+    for ids in sampler.phrases: learn_phrase(table, ids)
     while active:
-        logits, ahead = feed(policy, active, sampler.keep_states) / sampler.temperature, []
-        drawn = draw(logits, [[numbers[e, b.turn, len(b.written)] for e in b.episodes] for b in active])
-        for branch, (tokens, logps, entropy) in zip(active, drawn):
-            for child, token, logp in children(branch, tokens, logps):
-                child.traj.act([token], [logp], [entropy])
-                child.written.append(token)
-                child.pending = [token]
-                if step_branch(child, chat, sampler, done, group_of): ahead.append(child)
-        active = ahead
+        for b in active: b.guess = look_up(table, b.written)
+        hidden, columns = feed(policy, active, sampler.keep_states)
+        ahead, level, walking = [], 0, list(zip(active, columns))
+        while walking:                                      # all branches whose guesses have been right so far, one token further
+            if level % 8 == 0: logits = dict(logits_at(policy, hidden, [c for _, cols in walking for c in cols[level:level + 8]]))
+            drawn = draw(torch.stack([logits[cols[level]] for _, cols in walking]) / sampler.temperature,
+                         [[numbers[e, b.turn, len(b.written)] for e in b.episodes] for b, _ in walking])
+            moved = [(child, cols, right) for (b, cols), draws in zip(walking, drawn)
+                     for child, right in advance(b, level, draws, table)]
+            open_turns = [(child, cols, right) for child, cols, right in moved if step_branch(child, chat, sampler, done, group_of)]
+            walking = [(child, cols) for child, cols, right in open_turns if right and child.written]
+            ahead += [child for child, _, right in open_turns if not (right and child.written)]
+            level += 1
+        active = sorted(ahead, key=lambda b: b.episodes[0])
     for t in done:
         if t: t.tree.memory = {k: v for k, v in t.tree.memory.items() if k == 'states'}       # keys and values are old after an update
     return done
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #685ebce0
+# %% ../nbs/qwen_grpo_bugfix.ipynb #6bd0210e
 #@save
 def start_branches(policy, chat, envs, episodes, share):
     """The first branch of a group, or one an episode without sharing, with the prompt pending."""
@@ -616,13 +650,26 @@ def start_branches(policy, chat, envs, episodes, share):
     return branches
 
 def children(branch, tokens, logps):
-    """Splits a branch by the token that each episode drew: (branch, token, log-prob), the first keeps the old branch."""
+    """Splits a branch by the token that each episode drew: a list of (branch, token, log-prob), the first is the old branch."""
     chosen = {}
     for e, token, logp in zip(branch.episodes, tokens, logps): chosen.setdefault(token, ([], logp))[0].append(e)
     parts = list(chosen.items())
     others = [(branch.split(episodes), token, logp) for token, (episodes, logp) in parts[1:]]
     token, (branch.episodes, logp) = parts[0]
     return [(branch, token, logp), *others]
+
+def advance(branch, level, draws, table):
+    """Gives each episode of a branch its token -> (branch, whether its guess was right) for each branch that this makes."""
+    moved = []
+    for child, token, logp in children(branch, *draws[:2]):
+        right = level < len(child.guess) and child.guess[level] == token
+        child.traj.act([token], [logp], [draws[2]])
+        table[tuple(child.written)] = token
+        child.written.append(token)
+        if right: child.traj.path.append(child.ahead[level])
+        else: child.pending = [token]
+        moved.append((child, right))
+    return moved
 
 def step_branch(branch, chat, sampler, done, group_of):
     """Ends the turn where it is over -> True while the branch goes on; finished episodes go to `done`."""
@@ -826,7 +873,7 @@ def menu_demonstration(task, rng):
     """Reads, applies a repair drawn at random from the whole menu, and submits: the format, not the choice."""
     return [json_call('read'), json_call('edit', op=rng.choice(list(EDIT_OPS))), json_call('submit')]
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #76648d77
+# %% ../nbs/qwen_grpo_bugfix.ipynb #3f4d36ac
 #@save
 @dataclass(frozen=True)
 class Experiment:
@@ -841,12 +888,13 @@ class Experiment:
     faults: tuple = ()
     tools: list = field(default_factory=list)
     limits: dict = field(default_factory=dict)
+    warm_task: object = None         # random.Random -> task of a demonstration; None: a renamed training task
 
 def menu_experiment():
     """Experiment 1: the edit menu of chapter 9, one edit an episode."""
     return Experiment('grpo_bugfix', MenuEnv, make_tasks('train'), make_tasks('heldout'), menu_demonstration, tools=MENU_TOOLS)
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #cfd6e933
+# %% ../nbs/qwen_grpo_bugfix.ipynb #3614c5aa
 #@save
 @dataclass(frozen=True)
 class LLMConfig:
@@ -863,22 +911,21 @@ class LLMConfig:
     seed: int = 0
     train_layers: int | None = None   # last layers that learn; None: all
     checkpointing: bool = False       # recompute activations, for memory
-    gen_batch: int = 64               # episodes sampled side by side
+    gen_batch: int = 160              # episodes sampled side by side
     max_context: int = 4096           # tokens an episode
     sft_steps: int = 20               # of the warm start
-    sft_batch: int = 8                # demonstrations a step
-    sft_demos: int = 48
-    sft_lr: float = 5e-4
+    sft_batch: int = 8                # demonstrations a step, new ones each
+    sft_lr: float = 5e-4              # at the start, falling to 0
+    start_n: int = 2                  # held-out episodes a task before any training, where they are long
     save_every: int = 5               # units of work between checkpoints
 
     def __post_init__(self):
-        least = {'steps': 0, 'eval_n': 0, 'sft_steps': 0, 'seed': 0}
+        least = {'steps': 0, 'eval_n': 0, 'sft_steps': 0, 'start_n': 0, 'seed': 0}
         check_whole(**{f.name: (getattr(self, f.name), least.get(f.name, 1)) for f in fields(self) if f.type == 'int' or f.type is int})
         if self.train_layers is not None: check_whole(train_layers=(self.train_layers, 1))
         if not isinstance(self.checkpointing, bool): raise ValueError(f'checkpointing is {self.checkpointing!r}; it must be True or False')
         if not isinstance(self.model, str) or not self.model: raise ValueError(f'model is {self.model!r}; it must be a name')
         if not (isinstance(self.sft_lr, float) and 0 < self.sft_lr < 1): raise ValueError(f'sft_lr is {self.sft_lr!r}; it must be between 0 and 1')
-        if self.sft_demos % self.sft_batch: raise ValueError(f'sft_demos is {self.sft_demos}; it must be a multiple of sft_batch = {self.sft_batch}')
         self.rl                                                             # RLConfig checks the rest
 
     @property
@@ -897,7 +944,7 @@ def endless_order(n, seed):
     """Returns `place -> item`: all n items in a new order each round."""
     return lambda k: torch.randperm(n, generator=named_generator(seed, k // n))[k % n].item()
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #0b937191
+# %% ../nbs/qwen_grpo_bugfix.ipynb #fed1babf
 #@save
 def fresh_groups(experiment, tasks, sizes, cfg, generator):
     """For each task a list of equal environments, its function renamed once for the whole group."""
@@ -907,7 +954,8 @@ def fresh_groups(experiment, tasks, sizes, cfg, generator):
 
 def play_groups(policy, chat, experiment, groups, cfg, generator, keep_states):
     """`sample_episodes` for any number of groups, `gen_batch` episodes side by side, with groups numbered throughout."""
-    sampler = Sampler(cfg.max_new_tokens, cfg.rl.temperature, cfg.max_turns, cfg.max_context, experiment.faults, True, keep_states)
+    sampler = Sampler(cfg.max_new_tokens, cfg.rl.temperature, cfg.max_turns, cfg.max_context, experiment.faults, True, keep_states,
+                      phrases_of(demonstrations_of(chat, experiment, cfg, range(8))))
     at_once, trajs = max(1, cfg.gen_batch // cfg.group_size), []
     for i in range(0, len(groups), at_once):
         new = sample_episodes(policy, chat, groups[i:i + at_once], generator, sampler)
@@ -916,7 +964,7 @@ def play_groups(policy, chat, experiment, groups, cfg, generator, keep_states):
         trajs += new
     return trajs
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #13c59259
+# %% ../nbs/qwen_grpo_bugfix.ipynb #d744b8fa
 #@save
 class LLMRun:
     """One run of an experiment as a list of units of work: evaluate, imitate, evaluate, train, evaluate.
@@ -930,7 +978,7 @@ class LLMRun:
         evaluated = lambda arm: [('evaluate', arm)] * (cfg.eval_n > 0)
         self.units = [*evaluated('start'), *[('imitate', i) for i in range(cfg.sft_steps)], *(evaluated('after_sft') if cfg.sft_steps else []),
                       *[('train', i) for i in range(cfg.steps)], *evaluated('after_rl')]
-        self.position, self.history, self.evaluation, self.timing, self.demos = 0, [], {}, [], None
+        self.position, self.history, self.evaluation, self.timing = 0, [], {}, []
         self.optimizer = None
 
     def new_optimizer(self, kind):
@@ -948,12 +996,11 @@ class LLMRun:
         self.timing.append({'unit': kind, 'which': which, 'seconds': time.perf_counter() - started, 'cpu_seconds': time.process_time() - cpu})
 
     def imitate(self, i):
-        if self.demos is None: self.demos = make_demonstrations(self.policy, self.chat, self.experiment, self.cfg)
-        batch = self.demos[endless_order(len(self.demos), (self.cfg.seed, 'sft'))(i)]
+        batch = plant(self.policy, demonstrations_of(self.chat, self.experiment, self.cfg, range(i * self.cfg.sft_batch, (i + 1) * self.cfg.sft_batch)))
+        for group in self.optimizer.param_groups: group['lr'] = self.cfg.sft_lr * (1 - i / self.cfg.sft_steps)
         self.history.append({'kind': 'imitate', 'step': i + 1, **imitate_step(self.policy, self.chat, self.optimizer, batch, self.cfg.micro)})
 
     def train(self, i):
-        self.demos = None
         order = endless_order(len(self.experiment.train), (self.cfg.seed, 'rl'))
         tasks = [self.experiment.train[order(i * self.cfg.prompts + j)] for j in range(self.cfg.prompts)]
         record = rl_step(self.policy, self.chat, self.optimizer, self.experiment, tasks, self.cfg, named_generator(self.cfg.seed, 'step', i))
@@ -961,20 +1008,26 @@ class LLMRun:
 
     def evaluate(self, arm):
         generator = named_generator(self.cfg.seed, 'evaluate')                  # the same names and numbers for each arm
-        self.evaluation[arm] = evaluate_llm(self.policy, self.chat, self.experiment, self.cfg, generator)
+        cfg = replace(self.cfg, eval_n=self.cfg.start_n) if arm == 'start' and self.cfg.start_n else self.cfg
+        self.evaluation[arm] = evaluate_llm(self.policy, self.chat, self.experiment, cfg, generator)
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #e63dc444
+# %% ../nbs/qwen_grpo_bugfix.ipynb #e36f1121
 #@save
-def make_demonstrations(policy, chat, experiment, cfg):
-    """`sft_demos` demonstrations on renamed training tasks, planted in trees of `sft_batch` -> list of lists."""
-    rng, trajs = random.Random(f'demonstrations {cfg.seed}'), []
-    order = endless_order(len(experiment.train), (cfg.seed, 'demos'))
-    for i in range(cfg.sft_demos):
-        task = randomize_names(experiment.train[order(i)], rng)
+def demonstrations_of(chat, experiment, cfg, numbers):
+    """The demonstrations with these numbers, each on a renamed training task: a list of `TreeTrajectory`."""
+    order, trajs = endless_order(len(experiment.train), (cfg.seed, 'demonstrations')), []
+    for i in numbers:
+        rng = random.Random(f'demonstration {cfg.seed} {i}')
+        task = experiment.warm_task(rng) if experiment.warm_task else randomize_names(experiment.train[order(i)], rng)
         trajs.append(demonstration(chat, experiment.make_env(task, cfg.rl), experiment.demonstrate(task, rng)))
-    return [plant(policy, trajs[i:i + cfg.sft_batch]) for i in range(0, len(trajs), cfg.sft_batch)]
+    return trajs
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #f395a876
+def phrases_of(trajs):
+    """The distinct turns of demonstrations, as tuples of ids, to guess with."""
+    runs = [(own, [i for i, _ in run]) for t in trajs for own, run in groupby(zip(t.ids, t.action_mask), key=lambda x: x[1])]
+    return tuple(dict.fromkeys(tuple(ids) for own, ids in runs if own))
+
+# %% ../nbs/qwen_grpo_bugfix.ipynb #2bd04f33
 #@save
 def rl_step(policy, chat, optimizer, experiment, tasks, cfg, generator):
     """Samples a group on each of `tasks` and updates once -> the step's record."""
@@ -986,7 +1039,7 @@ def rl_step(policy, chat, optimizer, experiment, tasks, cfg, generator):
         rewards = {g: {t.reward for t in trajs if t.info['group'] == g} for g in {t.info['group'] for t in trajs}}
         record |= experiment.stats(trajs) | {
             'zero_adv_frac': sum(len(r) < 2 for r in rewards.values()) / len(rewards), 'tokens': sum(len(t.ids) for t in trajs),
-            'policy_tokens': sum(sum(t.action_mask) for t in trajs), 'nodes': sum(len(tree) for tree in {id(t.tree): t.tree for t in trajs}.values())}
+            'policy_tokens': sum(sum(t.action_mask) for t in trajs), 'nodes': len({(id(t.tree), n) for t in trajs for n in t.path})}
         record |= llm_update(policy, chat, optimizer, trajs, cfg.rl, cfg.micro, generator) | {'updated': True}
     return record
 
@@ -1183,12 +1236,12 @@ def check_sampler(policy, chat, experiment, cfg, tolerance=1e-4):
         raise RuntimeError(f'sampler and trainer differ by {gap:.2g} nats on {chat.name}; at most {tolerance} is allowed, so it is not trained')
     return gap
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #40a1f738
+# %% ../nbs/qwen_grpo_bugfix.ipynb #7e1171c8
 #@save
 # Settings by model: what differs from LLMConfig's defaults
 PRESETS = {
     'tiny': {'steps': 2, 'group_size': 4, 'prompts': 2, 'lr': 1e-3, 'max_new_tokens': 24, 'max_turns': 3, 'micro': 4, 'eval_n': 2, 'gen_batch': 40,
-             'train_layers': 2, 'sft_steps': 2, 'sft_batch': 4, 'sft_demos': 8, 'save_every': 2},
+             'train_layers': 2, 'sft_steps': 2, 'sft_batch': 4, 'start_n': 2, 'save_every': 2},
     'smollm2': {'train_layers': 8},
     'qwen': {'steps': 60, 'lr': 1e-6, 'sft_steps': 0, 'eval_n': 16, 'gen_batch': 64},
 }
@@ -1238,8 +1291,8 @@ _defined_in = {
     'section A.1 (nbs/qwen_grpo_bugfix.ipynb#sec-llm-models)': ['QWEN', 'SMOLLM2', 'hugging_face', 'smollm2_file', 'unpack_smollm2', 'SMALL_TEMPLATE', 'load_smollm2', 'TINY_QWEN3', 'load_tiny', 'load_model'],
     'section A.2 (nbs/qwen_grpo_bugfix.ipynb#sec-llm-tokens)': ['NO_THINKING', 'ChatFormat', 'plain_ids', 'encode_rendering', 'prompt_ids', 'reply_ids', 'check_conversation'],
     'section A.3 (nbs/qwen_grpo_bugfix.ipynb#sec-llm-calls)': ['ToolCall', 'Malformed', 'read_call', 'parse_tool_calls', 'tool_schema', 'MENU_TOOLS', 'menu_call', 'MenuEnv'],
-    'section A.4 (nbs/qwen_grpo_bugfix.ipynb#sec-llm-tree)': ['TokenTree', 'remember', 'Part', 'tree_attention', 'TreePolicy', 'TreeTrajectory', 'Branch', 'feed', 'draw', 'take_turn', 'out_of_room', 'Sampler', 'sample_episodes', 'start_branches', 'children', 'step_branch'],
+    'section A.4 (nbs/qwen_grpo_bugfix.ipynb#sec-llm-tree)': ['TokenTree', 'remember', 'Part', 'tree_attention', 'TreePolicy', 'TreeTrajectory', 'Branch', 'feed', 'logits_at', 'look_up', 'learn_phrase', 'draw', 'take_turn', 'out_of_room', 'Sampler', 'sample_episodes', 'start_branches', 'children', 'advance', 'step_branch'],
     'section A.5 (nbs/qwen_grpo_bugfix.ipynb#sec-llm-update)': ['packed_trees', 'frozen_states', 'tree_log_probs', 'plain_log_probs', 'llm_batch', 'llm_advantages', 'micro_batches', 'minibatch_gradient', 'adam_step', 'llm_update'],
     'section A.6 (nbs/qwen_grpo_bugfix.ipynb#sec-llm-warm-start)': ['demonstration', 'plant', 'imitate_step', 'json_call', 'menu_demonstration'],
-    'section A.7 (nbs/qwen_grpo_bugfix.ipynb#sec-llm-run)': ['Experiment', 'menu_experiment', 'LLMConfig', 'named_generator', 'endless_order', 'fresh_groups', 'play_groups', 'LLMRun', 'make_demonstrations', 'rl_step', 'evaluate_llm', 'replace_file', 'save_checkpoint', 'load_checkpoint', 'RESULT_FIELDS', 'STATUSES', 'check_results', 'machine_facts', 'peak_memory_mb', 'results_record', 'write_results', 'read_results', 'progress_line', 'log_file', 'go', 'check_sampler', 'PRESETS', 'llm_config', 'run_experiment', 'results_name', 'paired_difference'],
+    'section A.7 (nbs/qwen_grpo_bugfix.ipynb#sec-llm-run)': ['Experiment', 'menu_experiment', 'LLMConfig', 'named_generator', 'endless_order', 'fresh_groups', 'play_groups', 'LLMRun', 'demonstrations_of', 'phrases_of', 'rl_step', 'evaluate_llm', 'replace_file', 'save_checkpoint', 'load_checkpoint', 'RESULT_FIELDS', 'STATUSES', 'check_results', 'machine_facts', 'peak_memory_mb', 'results_record', 'write_results', 'read_results', 'progress_line', 'log_file', 'go', 'check_sampler', 'PRESETS', 'llm_config', 'run_experiment', 'results_name', 'paired_difference'],
 }
