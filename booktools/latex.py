@@ -203,9 +203,12 @@ def _pairs(left, right):
 
 
 def slack(left, right):
-    """How far the two sides may lie apart: a unit in the last decimal of the side that is rounded."""
+    """How far the two sides may lie apart: half a unit of the last decimal of the side that is rounded.
+
+    From three decimals on it is a whole unit, since the other side's numbers are often rounded too.
+    """
     stated = [x for x in map(literal, (left, right)) if x]
-    return 10.0 ** -stated[0].decimals if stated else 0.0
+    return (1.0 if stated[0].decimals > 2 else 0.5) * 10.0 ** -stated[0].decimals if stated else 0.0
 
 
 def numbers(formula):

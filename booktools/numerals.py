@@ -24,7 +24,7 @@ _NAMES = re.compile(
       | \b\d{4}-\d{2}-\d{2}\b
       | \b(?:1[89]|20)\d{2}\b(?!,\d)
       | \(\s*(?:easy|medium|hard)\s*,\s*\d+\s+(?:minutes?|hours?)\s*\)
-      | ^\**\d+(?:\.\d+)+\**(?=\s)
+      | ^\*\*\d+(?:\.\d+)+\*\* | ^\d+(?:\.\d+)+(?-i:(?=\s[A-Z]))
       | ^\**\d+\.(?=\s)
       | \b[A-Z]\.\d+\b
       | \b\d+[- ]bits?\b
@@ -114,7 +114,7 @@ class Chapter:
         self.everywhere, self.sections, self.of_label = Evidence(), {}, {}
         self.of_cell, section = {}, 0
         for cell in prose.cells(path):
-            start = section
+            start = section + bool(re.match(r"##? ", cell.source) and cell.kind == "markdown")
             if cell.kind == "markdown":
                 for level, name in _HEADING.findall(cell.source):
                     section += len(level) <= 2

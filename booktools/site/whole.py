@@ -98,6 +98,12 @@ class _Lowering:
             inlines = [*words(f"{self.chapter.number}"), node("Space"), *inlines]
         return node("Header", level + 1, attributes, inlines)
 
+    def _table(self, x):
+        """In EPUB a table's id goes to a div: pandoc follows references between files to divs only."""
+        if self.format != "epub" or not x["c"][0][0]:
+            return None
+        return div([node("Table", attr(), *x["c"][1:])], x["c"][0][0])
+
     def _cite(self, x):
         return x["c"][1]
 
@@ -147,7 +153,8 @@ class _Lowering:
             return self._typst_figure(cell, caption, figure_path(self.chapter, cell, n, kind), alt, share)
         image = node("Image", attr(**share), words(alt), [figure_path(self.chapter, cell, n, kind), ""])
         inlines = caption[0]["c"] if caption else []
-        return node("Figure", attr(cell.label), [None, [node("Plain", inlines)]], [node("Plain", [image])])
+        figure = node("Figure", attr(), [None, [node("Plain", inlines)]], [node("Plain", [image])])
+        return div([figure], cell.label)
 
     def _typst_figure(self, cell, caption, path, alt, share):
         size = f", width: {share['width']}" if share else ""
