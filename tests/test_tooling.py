@@ -684,3 +684,18 @@ def test_make_help_lists_every_target_and_ci_calls_make_test():
     assert os.access(ROOT / ".ci/run", os.X_OK) and "exec make test" in (
         ROOT / ".ci/run"
     ).read_text(encoding="utf-8")
+
+
+def test_the_workflows_call_existing_targets_on_the_oldest_and_newest_python():
+    import yaml
+
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.search(r"^\.PHONY: (.*)$", makefile, re.M)[1].split())
+    read = {p.stem: p.read_text(encoding="utf-8") for p in (ROOT / ".github/workflows").glob("*.yml")}
+    assert set(read) == {"tests", "site", "weekly"}
+    for text in read.values():
+        assert set(re.findall(r"\bmake (\w+)", text)) - {"test"} <= targets
+        assert all("timeout-minutes" in job for job in yaml.safe_load(text)["jobs"].values())
+    matrix = yaml.safe_load(read["tests"])["jobs"]["test"]["strategy"]["matrix"]
+    assert {x.split("-")[0] for x in matrix["os"]} == {"ubuntu", "macos"}
+    assert matrix["python"][0] == settings()["min_python"] and len(matrix["python"]) == 2
