@@ -14,14 +14,15 @@ from pathlib import Path
 
 from . import prose
 
-WORDS = ("timing", "sample")
+WORDS = ("intervals", "timing", "sample")
+_OTHERS = 0.2  # with `intervals`, for numbers that are no mean with its interval
 _NUMBER = re.compile(r"(?<![\w.])([+\-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?|[+\-−]?\.\d+)(?!\w)")
 _FIGURE = re.compile(r"<Figure size ([\d.]+)x([\d.]+) with (\d+) Axes>")
 _NOISE = 1e-6  # what is smaller is rounding noise, and differs between machines
 
 
 def tolerance(cell):
-    """The tolerance that a cell declares: a number, `timing`, `sample`, or None for the default.
+    """The tolerance that a cell declares: a number, one of `WORDS`, or None for the default.
 
     Raises ValueError for anything else.
     """
@@ -34,7 +35,7 @@ def tolerance(cell):
         value = -1
     if not 0 < value < 10:
         raise ValueError(
-            f"`#| tolerance: {text}` is none of a number above 0 and below 10, {' and '.join(WORDS)}: correct it"
+            f"`#| tolerance: {text}` is none of a number above 0 and below 10, {', '.join(WORDS)}: correct it"
         )
     return value
 
@@ -45,7 +46,7 @@ def agree(stored, fresh, allowed=None):
     Without a tolerance: whole numbers are equal, others within a unit in the last printed digit or
     a millionth of their size. A tolerance t allows t, or t times the larger of the two if above 1.
     """
-    a, b = (float(x.replace(",", "").replace("−", "-")) for x in (stored, fresh))
+    a, b = _value(stored), _value(fresh)
     if allowed is not None:
         return abs(a - b) <= allowed * max(1, abs(a), abs(b)) * (1 + 1e-9)
     if re.fullmatch(r"[+\-−]?[\d,]+", stored) and re.fullmatch(r"[+\-−]?[\d,]+", fresh):
@@ -72,10 +73,33 @@ def text_difference(stored, fresh, allowed=None):
         return f"{len(stored.splitlines())} lines are stored, the fresh run prints {len(fresh.splitlines())}"
     if allowed == "timing":
         return None
-    for left, right in zip(a[1::2], b[1::2], strict=True):
-        if not agree(left, right, allowed):
+    means, skipped = _intervals(a) if allowed == "intervals" else {}, set()
+    for at in range(1, len(a), 2):
+        left, right = a[at], b[at]
+        if at in skipped:
+            continue
+        if at in means:
+            skipped |= {at + 2, at + 4}
+            width = max(abs(_value(x[at + 4]) - _value(x[at + 2])) for x in (a, b))
+            fine = abs(_value(left) - _value(right)) <= width or agree(left, right, 0.05)
+        else:
+            fine = agree(left, right, _OTHERS if allowed == "intervals" else allowed)
+        if not fine:
             return f"{left} is stored, the fresh run gives {right} ({_place(stored, left)})"
     return None
+
+
+def _value(text):
+    return float(text.replace(",", "").replace("−", "-"))
+
+
+def _intervals(parts):
+    """Where in a split text a mean is followed by its interval, `0.5 [0.4, 0.6]`."""
+    return {
+        at
+        for at in range(1, len(parts) - 5, 2)
+        if (parts[at + 1].strip(), parts[at + 3].strip()) == ("[", ",") and parts[at + 5].lstrip().startswith("]")
+    }
 
 
 def _wordless(line):

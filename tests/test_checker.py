@@ -214,6 +214,11 @@ def stream(text):
         ("a   1\n", "a 1\n", None, None),  # columns move with the width of numbers
         ("one\n", "two\n", 0.5, "the stored line is 'one'"),
         ("one\n", "one\ntwo\n", 0.5, "1 lines are stored"),
+        ("0.50 [0.40, 0.60], n 5\n", "0.68 [0.31, 0.99], n 6\n", "intervals", None),  # within the wider one's width
+        ("0.50 [0.40, 0.60]\n", "0.71 [0.61, 0.81]\n", "intervals", "0.50 is stored"),
+        ("0.50 [0.40, 0.60], n 5\n", "0.50 [0.40, 0.60], n 9\n", "intervals", "5 is stored"),
+        ("1.00 [1.00, 1.00]\n", "0.96 [0.95, 0.97]\n", "intervals", None),
+        ("1.00 [1.00, 1.00]\n", "0.90 [0.89, 0.91]\n", "intervals", "1.00 is stored"),
         ("read edit\n", "edit submit\n", "sample", None),
         ("read edit\n", "", "sample", "one of the two is empty"),
     ],
