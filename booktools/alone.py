@@ -26,7 +26,9 @@ _CELL = """\
 try:
     import agentrl
     found = agentrl.__version__
-except ImportError:
+except ModuleNotFoundError as error:
+    if error.name != 'agentrl':
+        raise
     found = None
 if found != '{version}':
     import subprocess, sys

@@ -378,15 +378,22 @@ def test_the_installing_cell_is_stamped_once_and_follows_the_settings(book):
 def test_the_installing_cell_installs_what_is_missing(book, tmp_path, version, installs):
     library = tmp_path / "path/agentrl"
     library.mkdir(parents=True)
-    body = "raise ImportError('no')" if version is None else f"__version__ = {version!r}"
+    body = "raise ModuleNotFoundError('no', name='agentrl')" if version is None else f"__version__ = {version!r}"
     (library / "__init__.py").write_text(body)
     code = (
         "import subprocess\ncalls = []\nsubprocess.run = lambda command, **options: calls.append(command[1:])\n"
         + alone.install_cell(book)
         + "\nimport sys\nprint(calls, 'agentrl' in sys.modules)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(library.parent)}, cwd=tmp_path / "path", capture_output=True, text=True, check=True
-    )
+    def run_cell():
+        environment = {**os.environ, "PYTHONPATH": str(library.parent)}
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, cwd=library.parent, capture_output=True, text=True
+        )
+
+    result = run_cell()
     wanted = [["-m", "pip", "install", "--quiet", "agentrl[chapters]==0.1.0"]] if installs else []
     assert result.stdout.split("\n")[-2] == f"{wanted} {not installs}"
+    (library / "__init__.py").write_text("import no_such_package")  # there and broken: said, not replaced
+    result = run_cell()
+    assert result.returncode and "no_such_package" in result.stderr and not result.stdout
