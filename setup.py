@@ -32,5 +32,6 @@ setup(
         "book": lines("chapter_requirements") + lines("book_requirements"),
         "bench": lines("bench_requirements"),
         "llm": lines("llm_requirements"),
+        "ray": lines("ray_requirements"),
     },
 )
