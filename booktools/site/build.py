@@ -34,7 +34,7 @@ def build(root=ROOT, formats=FORMATS, out=None):
         work = {
             "pdf": lambda: whole.write_pdf(resolved, draft, draft / f"{NAME}.pdf"),
             "epub": lambda: whole.write_epub(resolved, draft, draft / f"{NAME}.epub"),
-            "html": lambda: write_html(resolved, draft),
+            "html": lambda: write_html(resolved, draft, [f"{NAME}.{x}" for x in ("pdf", "epub") if x in formats]),
         }
         with ThreadPoolExecutor(2) as pool:  # pandoc and typst work outside of Python's lock
             for done in [pool.submit(work[kind]) for kind in work if kind in formats]:
@@ -54,11 +54,11 @@ def load(root):
     return resolved
 
 
-def write_html(resolved, folder):
+def write_html(resolved, folder, downloads=()):
     """The pages, the notebooks to download, and what the pages load."""
     book = resolved.book
     for chapter in book.chapters:
-        _write(folder / chapter.page, html.page(resolved, chapter).encode())
+        _write(folder / chapter.page, html.page(resolved, chapter, downloads).encode())
         if chapter.source.endswith(".ipynb"):
             shutil.copy(book.root / chapter.source, folder / chapter.source)
     shutil.copytree(html.ASSETS, folder / "assets", ignore=shutil.ignore_patterns("page.html", "*.typ", "*.md"))

@@ -17,9 +17,9 @@ ASSETS = Path(__file__).with_name("assets")
 _LONG_NUMBER = re.compile(r"(\d\.\d\d)\d+")
 
 
-def page(resolved, chapter):
-    """The chapter's page, as the text of an HTML file."""
-    book, body = resolved.book, fragment(resolved, chapter)
+def page(resolved, chapter, downloads=()):
+    """The chapter's page, as the text of an HTML file; the first page offers the `downloads`."""
+    book, body = resolved.book, fragment(resolved, chapter, downloads)
     root = "../" * chapter.page.count("/")
     summary = next((plain(x) for x in chapter.blocks if x["t"] in ("BlockQuote", "Para")), "")
     title = book.title if chapter is book.chapters[0] else f"{chapter.title} · {book.title}"
@@ -39,12 +39,12 @@ def page(resolved, chapter):
     )
 
 
-def fragment(resolved, chapter):
+def fragment(resolved, chapter, downloads=()):
     """The chapter's text as HTML, without the page around it."""
     lower = _Lowering(resolved, chapter)
     blocks = rewrite(chapter.blocks, lower.change)
     if chapter is resolved.book.chapters[0]:
-        blocks.append(raw("html", _overview(resolved.book, chapter)))
+        blocks.append(raw("html", _overview(resolved.book, chapter, downloads)))
     text = pandoc(["-f", "json", "-t", "html5", "--mathml", "--wrap=none"], document(blocks))
     return text.replace(' xmlns="http://www.w3.org/1998/Math/MathML"', "")
 
@@ -74,6 +74,7 @@ def slim_svg(text):
     """An SVG without prologue and metadata, its coordinates with two decimals: half the size."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, count=1, flags=re.S)
+    text = re.sub(r"<path (?![^>]*\bd=)", '<path d="M0 0" ', text)  # a glyph of a space
     return re.sub(r' d="[^"]*"', lambda m: _LONG_NUMBER.sub(r"\1", m[0]), text)
 
 
@@ -309,13 +310,16 @@ def _steps(book, chapter):
     return f'<nav class="steps" aria-label="Previous and next chapter">{"".join(html)}</nav>'
 
 
-def _overview(book, here):
-    """The contents of the book on its first page, each chapter with its summary."""
-    html, part = ['<h2 id="contents">Contents</h2>'], None
+def _overview(book, here, downloads):
+    """Downloads and the contents of the book, for its first page; each chapter with its summary."""
+    files = " or ".join(f'<a href="{name}">{Path(name).suffix[1:].upper()}</a>' for name in downloads)
+    html = [f'<p class="downloads">The whole book as {files}.</p>'] if files else []
+    html += ['<h2 id="contents">Contents</h2>', '<ul class="overview">']
+    part = ""
     for chapter in book.chapters[1:]:
         if chapter.part != part:
-            html.append(("" if part is None else "</ul>") + (f"<h3>{escape(chapter.part)}</h3>" if chapter.part else "") + '<ul class="overview">')
             part = chapter.part
+            html += ["</ul>", f"<h3>{escape(part)}</h3>", '<ul class="overview">']
         quote = next((x for x in chapter.blocks[:3] if x["t"] == "BlockQuote"), None)
         summary = f"<p>{escape(plain(quote['c']))}</p>" if quote else ""
         html.append(_entry(book, here, chapter).replace("</a></li>", f"</a>{summary}</li>"))

@@ -1,5 +1,6 @@
 """EPUB and PDF: the whole book as one tree, parts above chapters, nothing folded."""
 
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -103,6 +104,12 @@ class _Lowering:
         if self.format != "epub" or not x["c"][0][0]:
             return None
         return div([node("Table", attr(), *x["c"][1:])], x["c"][0][0])
+
+    def _math(self, x):
+        """A large slash has no valid form in the MathML of EPUB: an ordinary one will do."""
+        if self.format == "epub":
+            return node("Math", x["c"][0], re.sub(r"\\[bB]igg?[lrm]? */", "/", x["c"][1]))
+        return None
 
     def _cite(self, x):
         return x["c"][1]

@@ -37,7 +37,7 @@ const reachable = () => {
   for (const box of $("pre, .table, .math.display")) {
     if (box.scrollWidth > box.clientWidth + 1) {
       box.tabIndex = 0;
-      box.setAttribute("role", "region");
+      box.setAttribute("role", "group");
       box.setAttribute("aria-label", box.dataset.label || (box.matches(".out") ? "Output" : box.matches("pre") ? "Code" : "Equation"));
     }
   }
