@@ -7,11 +7,11 @@ ARGS ?=
 BOOK = .venv/bin/python -m booktools
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check alone lab save export bench clean
+.PHONY: help install run test check site site-check alone lab save export bench clean
 
 help: ## list the targets
 	@echo "make TARGET, where TARGET is one of:"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-10s %s\n", $$1, $$2}'
 	@echo "Options: CHAPTER=09, ARGS=\"-p seed 3\", PYTHON=python3.12, LOCK=1 (exact versions)."
 
 install: ## make .venv and install the book (the other targets do it by themselves)
@@ -37,6 +37,12 @@ save: install ## run a chapter from a clean kernel, keep its outputs, export: ma
 
 export: install ## write agentrl/ and the API index from the notebooks
 	@$(BOOK) export
+
+site: install ## build the book as HTML, EPUB and PDF in _book/ from the stored outputs
+	@$(BOOK) site $(ARGS)
+
+site-check: install ## check the built site: links, HTML, accessibility, EPUB; says which checker is missing
+	@$(BOOK) site --check
 
 bench: ## speed against the naive code and TRL
 	@$(PYTHON) booktools/bootstrap.py --extra bench $(if $(LOCK),--lock)

@@ -44,6 +44,9 @@ def parser():
     check.add_argument("--jobs", type=int, help="processes at a time (default: the cores, at most 4)")
     alone = command("alone", "run chapters alone, in an empty environment, from the built package")
     alone.add_argument("chapters", nargs="*", metavar="chapter", help="default: 00 01 04")
+    site = command("site", "the book as HTML, EPUB and PDF, from the stored outputs")
+    site.add_argument("--check", action="store_true", help="check the site that is built")
+    site.add_argument("--only", choices=("html", "epub", "pdf"), help="build only this format")
     command("export", "notebooks to library, and the API index")
     command("api", "write the API index, nbs/api.qmd")
     command("lab", "open the notebooks in JupyterLab; further arguments go to it")
@@ -84,6 +87,14 @@ def main(arguments=None):
             from .alone import trial
 
             trial(options.chapters)
+        elif options.command == "site":
+            from .site.build import FORMATS, build
+            from .site.check import site_check
+
+            if options.check:
+                site_check()
+            else:
+                build(formats=(options.only,) if options.only else FORMATS)
         elif options.command == "export":
             from .export import export
 

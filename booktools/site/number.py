@@ -99,6 +99,11 @@ def _collect(chapter, targets, counts, findings):
                         f"{chapter.source}, cell {cell.index}: {cell.label} has no caption: "
                         f"add `#| {cell.label[:3]}-cap:`"
                     )
+                if not (cell.images() or cell.texts()):
+                    findings.append(
+                        f"{chapter.source}, cell {cell.index}: {cell.label} has no stored output: "
+                        f"`make save CHAPTER={chapter.run_label}`"
+                    )
                 add(cell.label, _captioned(chapter, kind, count(kind), caption))
         elif x["t"] in ("Div", "Span") and x["c"][0][0]:
             add(x["c"][0][0], Target("", "", chapter, callout_title(x) or []))
