@@ -1031,7 +1031,7 @@ def _stage_interpreter():
     leave = shutil.ignore_patterns('*-packages', 'test', 'tests', 'idlelib', 'tkinter', 'turtledemo', 'ensurepip', 'lib2to3', 'config-*',
                                    '*.opt-?.pyc')
     def copy(source, target):
-        shutil.copyfile(source, target)
+        shutil.copy2(source, target)  # its time too, or each job compiles anew what it imports
         os.chmod(target, 0o444)
     shutil.copytree(here['library'], library, ignore=leave, ignore_dangling_symlinks=True, copy_function=copy)
     (base / 'packages').mkdir()
