@@ -44,6 +44,7 @@ def parser():
     check.add_argument("--jobs", type=int, help="processes at a time (default: the cores, at most 4)")
     alone = command("alone", "run chapters alone, in an empty environment, from the built package")
     alone.add_argument("chapters", nargs="*", metavar="chapter", help="default: 00 01 04")
+    alone.add_argument("--keep", metavar="FOLDER", help="keep the environment there, and use it again")
     site = command("site", "the book as HTML, EPUB and PDF, from the stored outputs")
     site.add_argument("--check", action="store_true", help="check the site that is built")
     site.add_argument("--only", choices=("html", "epub", "pdf"), help="build only this format")
@@ -86,7 +87,7 @@ def main(arguments=None):
         elif options.command == "alone":
             from .alone import trial
 
-            trial(options.chapters)
+            trial(options.chapters, options.keep)
         elif options.command == "site":
             from .site.build import FORMATS, build
             from .site.check import site_check

@@ -96,40 +96,59 @@ def _step(command, **options):
         raise BookError(f"{Path(command[0]).name} {' '.join(map(str, command[1:4]))} failed:\n{process.stdout[-3000:]}")
 
 
-def trial(chapters=None, root=ROOT):
-    """Run chapters alone in an empty environment; raises BookError unless their outputs are the stored ones."""
-    start = time.time()
-    with tempfile.TemporaryDirectory(prefix="alone-") as folder:
-        folder = Path(folder)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
-        clean |= {"PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {folder / 'dist'}".strip()}
-        clean |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "OMP_NUM_THREADS": "1", "JUPYTER_PLATFORM_DIRS": "1"}
-        source = folder / "source"  # a build leaves its traces there, not here
-        names = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, capture_output=True, text=True, check=True
-        ).stdout.split("\0")
-        for name in filter(None, names):
-            if (Path(root) / name).is_file() and not name.startswith(("nbs/", "tests/", "results/", "benchmarks/")):
-                (source / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(Path(root) / name, source / name)
+def _build(root, folder, env):
+    """Build the package from a copy of the tracked files: a build leaves its traces there, not here."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    source = folder / "source"
+    shutil.rmtree(source, ignore_errors=True)
+    for name in filter(None, listing.stdout.split("\0")):
+        if (root / name).is_file() and not name.startswith(("nbs/", "tests/", "results/", "benchmarks/")):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / name, source / name)
+    _step([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder / "dist", source], env=env)
+
+
+def _run(python, path, env):
+    code = (
+        "import nbformat, sys; from nbclient import NotebookClient; nb = nbformat.read(sys.argv[1], 4); "
+        "NotebookClient(nb, timeout=3600, kernel_name='python3').execute(); nbformat.write(nb, sys.argv[1])"
+    )
+    _step([python, "-c", code, path.name], cwd=path.parent, env=env)
+
+
+def trial(chapters=None, keep=None, root=ROOT):
+    """Run chapters alone in an empty environment; raises BookError unless their outputs are the stored ones.
+
+    `keep` names a folder for the environment, which a later trial uses again; without it all is deleted.
+    """
+    root, start = Path(root), time.time()
+    with tempfile.TemporaryDirectory(prefix="alone-") as temporary:
+        folder = Path(keep or temporary).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+        env |= {"PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {folder / 'dist'}".strip()}
+        env |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "OMP_NUM_THREADS": "1", "JUPYTER_PLATFORM_DIRS": "1"}
         print("building the package", flush=True)
-        _step([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder / "dist", source], env=clean)
-        print("making an empty environment with a Jupyter kernel", flush=True)
-        _step([sys.executable, "-m", "venv", folder / "venv"])
+        _build(root, folder, env)
         python = folder / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
-        _step([python, "-m", "pip", "install", "--quiet", "ipykernel", "nbclient"], env=clean)
+        if python.exists():
+            _step([python, "-m", "pip", "uninstall", "--quiet", "--yes", "agentrl"], env=env)
+        else:
+            print("making an empty environment with a Jupyter kernel", flush=True)
+            _step([sys.executable, "-m", "venv", folder / "venv"])
+            _step([python, "-m", "pip", "install", "--quiet", "ipykernel", "nbclient"], env=env)
         found = []
         for name in chapters or CHAPTERS:
-            path, here = find_notebook(name, root), folder / "reader"
-            here.mkdir(exist_ok=True)
-            copy = here / path.name
+            path, copy, begun = find_notebook(name, root), folder / "reader" / find_notebook(name, root).name, time.time()
+            copy.parent.mkdir(exist_ok=True)
             shutil.copy(path, copy)
-            begun = time.time()
-            code = (
-                "import nbformat, sys; from nbclient import NotebookClient; nb = nbformat.read(sys.argv[1], 4); "
-                "NotebookClient(nb, timeout=3600, kernel_name='python3').execute(); nbformat.write(nb, sys.argv[1])"
-            )
-            _step([python, "-c", code, copy.name], cwd=here, env=clean)
+            _run(python, copy, env)
             outputs = {cell.id: cell.outputs for cell in prose.cells(copy)}
             faults = list(fresh.differences(path, outputs))
             print(f"{path.stem}: ran alone in {time.time() - begun:.0f} s, {len(faults)} other outputs", flush=True)
