@@ -46,7 +46,7 @@ def _rows(resolved, chapter):
     def _add_cell(cell, block):
         if cell.hidden:
             return
-        saved = [name for name, (_, id, _) in names.items() if id == cell.id]
+        saved = [name for name, (where, id, _) in names.items() if where is chapter and id == cell.id]
         for name in saved:
             rows.append([name, f"saved in {place}", f"{chapter.page}#c{cell.id}", name, _first_words(cell.code)])
         if saved and len(rows) > len(saved):
