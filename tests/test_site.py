@@ -7,6 +7,7 @@ import zipfile
 
 import pytest
 import yaml
+
 from booktools.project import ROOT, BookError
 from booktools.site import build, check, code, html, search, tree
 from booktools.site.number import resolve
@@ -17,7 +18,11 @@ SVG = (
     '<metadata>date</metadata><path d="M 1.23456 2 L 3 4"/><path id="space"/></svg>'
 )
 SAVED = '#@save\ndef halve(x):\n    """Returns half of x."""\n    return x / 2\n'
-FIGURE = {"output_type": "display_data", "data": {"image/svg+xml": SVG, "text/plain": "<Figure>"}, "metadata": {}}
+FIGURE = {
+    "output_type": "display_data",
+    "data": {"image/svg+xml": SVG, "text/plain": "<Figure>"},
+    "metadata": {},
+}
 
 
 def stream(text):
@@ -28,7 +33,9 @@ def notebook(*cells):
     """A notebook of `markdown` strings and `(code, outputs)` pairs."""
     made = []
     for n, cell in enumerate(cells):
-        kind, source, outputs = ("markdown", cell, None) if isinstance(cell, str) else ("code", *cell)
+        kind, source, outputs = (
+            ("markdown", cell, None) if isinstance(cell, str) else ("code", *cell)
+        )
         made.append({"cell_type": kind, "id": f"id{n}", "metadata": {}, "source": source})
         if kind == "code":
             made[-1] |= {"outputs": outputs, "execution_count": None}
@@ -117,7 +124,9 @@ def test_references_and_captions_carry_numbers_across_chapters(site):
     assert "Table 1.1. A table of Equation 1.1." in text_of(one).replace("\u00a0", " ")
     assert "Figure 2.1. A line, as in Equation 1.1." in text_of(two).replace("\u00a0", " ")
     assert '<a href="01_one.html#sec-one-save">first chapter</a>' in two
-    assert '<a href="https://github.com/some/book/blob/main/LICENSE">the licence</a>' in page(site, "index.html")
+    assert '<a href="https://github.com/some/book/blob/main/LICENSE">the licence</a>' in page(
+        site, "index.html"
+    )
 
 
 def test_citations_lead_to_the_bibliography_and_back(site):
@@ -129,16 +138,28 @@ def test_citations_lead_to_the_bibliography_and_back(site):
 
 def test_callouts_exercises_and_solutions(site):
     one, two = page(site, "nbs/01_one.html"), page(site, "nbs/02_two.html")
-    assert re.search(r'<aside class="callout note evidence"[^>]*><p class="callout-title">Evidence with <code>', one)
+    assert re.search(
+        r'<aside class="callout note evidence"[^>]*><p class="callout-title">Evidence with <code>',
+        one,
+    )
     assert 'id="exercise-2-1" class="exercise"' in two
-    solution = re.search(r'<details class="callout note solution" id="solution-2-1">.*?</details>\s*</div>\s*</details>', two, re.S)
-    assert "Like this." in solution[0] and "assert" in solution[0]  # the program is folded with its text
+    solution = re.search(
+        r'<details class="callout note solution" id="solution-2-1">.*?</details>\s*</div>\s*</details>',
+        two,
+        re.S,
+    )
+    assert (
+        "Like this." in solution[0] and "assert" in solution[0]
+    )  # the program is folded with its text
 
 
 def test_hidden_cells_are_left_out_and_plot_code_is_folded(site):
     one, two = page(site, "nbs/01_one.html"), page(site, "nbs/02_two.html")
     assert "hidden_module" not in one and "never shown" not in two and "#|" not in one + two
-    assert re.search(r'<details class="fold"><summary>Code</summary><pre class="code"><code><span id="cid3-1">draw', two)
+    assert re.search(
+        r'<details class="fold"><summary>Code</summary><pre class="code"><code><span id="cid3-1">draw',
+        two,
+    )
     assert "True 1.5\nagain</samp>" in one and "1 &lt; 2" in text_of(one)
 
 
@@ -148,21 +169,33 @@ def test_figures_are_files_with_size_and_alt_text(site):
     assert 'src="../figures/02_two-fig-two.svg"' in image and 'width="120" height="60"' in image
     assert 'alt="A line that rises &quot;fast&quot;."' in image
     svg = page(site, "figures/02_two-fig-two.svg")
-    assert svg.startswith("<svg") and "metadata" not in svg and "M 1.23 2" in svg and svg.count(' d="') == 2
+    assert (
+        svg.startswith("<svg")
+        and "metadata" not in svg
+        and "M 1.23 2" in svg
+        and svg.count(' d="') == 2
+    )
 
 
 def test_saved_names_are_linked_to_their_cell(site):
     two = page(site, "nbs/02_two.html")
     link = '<a class="saved" href="01_one.html#cid3" title="halve: saved in section 1.1">halve</a>'
-    assert two.count(link) == 2  # as arl.halve, twice; not as another object's attribute, not assigned
-    assert re.search(r'<a href="01_one.html#cid3" class="saved"[^>]*><code>arl.halve\(x\)</code></a>', two)
+    assert (
+        two.count(link) == 2
+    )  # as arl.halve, twice; not as another object's attribute, not assigned
+    assert re.search(
+        r'<a href="01_one.html#cid3" class="saved"[^>]*><code>arl.halve\(x\)</code></a>', two
+    )
     assert 'id="cid3"' in page(site, "nbs/01_one.html")
     assert "<p>Here is <code>halve</code>.</p>" in page(site, "nbs/01_one.html")  # its own section
 
 
 def test_a_name_counts_only_where_it_is_the_saved_one():
     def links(source):
-        return re.findall(r">(\w+)</a>", code.code_html(source, "c", lambda n: ("#", "") if n == "f" else None, {"f"}))
+        return re.findall(
+            r">(\w+)</a>",
+            code.code_html(source, "c", lambda n: ("#", "") if n == "f" else None, {"f"}),
+        )
 
     assert links("f(1)") == links("arl.f") == links("from agentrl.m import f") == ["f"]
     for source in ("def f(): pass", "x.f", "g(f=1)", "'f'", "# f"):
@@ -171,7 +204,9 @@ def test_a_name_counts_only_where_it_is_the_saved_one():
 
 def test_each_line_of_code_has_an_address(site):
     lines = re.search(r'<div class="cell" id="cid3">|id="cid3"', page(site, "nbs/01_one.html"))
-    assert lines and all(f'<span id="cid3-{n}">' in page(site, "nbs/01_one.html") for n in (1, 2, 3, 4))
+    assert lines and all(
+        f'<span id="cid3-{n}">' in page(site, "nbs/01_one.html") for n in (1, 2, 3, 4)
+    )
 
 
 def test_a_chapter_offers_its_notebook_colab_and_the_command(site):
@@ -193,14 +228,22 @@ def test_without_a_repository_no_link_to_one(tmp_path):
 def test_navigation_knows_where_it_is(site):
     two = page(site, "nbs/02_two.html")
     assert 'href="02_two.html" aria-current="page"' in two and "<p>Part I</p>" in two
-    assert '<a rel="prev" href="01_one.html">' in two and '<a rel="next" href="../references.html">' in two
+    assert (
+        '<a rel="prev" href="01_one.html">' in two
+        and '<a rel="next" href="../references.html">' in two
+    )
     assert '<a href="#sec-two-why">2.1 Why</a>' in two and '<a class="skip" href="#main">' in two
 
 
 def test_search_finds_sections_exercises_and_names(site):
-    rows = json.loads(page(site, "assets/search-index.js").removeprefix("window.bookIndex=").removesuffix(";"))
+    rows = json.loads(
+        page(site, "assets/search-index.js").removeprefix("window.bookIndex=").removesuffix(";")
+    )
     found = {row[0]: row for row in rows}
-    assert found["Exercise 2.1"][2] == "nbs/02_two.html#exercise-2-1" and "Halve it" in found["Exercise 2.1"][4]
+    assert (
+        found["Exercise 2.1"][2] == "nbs/02_two.html#exercise-2-1"
+        and "Halve it" in found["Exercise 2.1"][4]
+    )
     assert found["Solution 2.1"][2] == "nbs/02_two.html#solution-2-1"
     assert found["halve"][2] == "nbs/01_one.html#cid3" and found["halve"][4] == "Returns half of x."
     assert "In words." in found["1.1 Saving"][4]
@@ -210,7 +253,12 @@ def test_epub_and_pdf_hold_the_same_book(site):
     with zipfile.ZipFile(site / f"{build.NAME}.epub") as epub:
         text = "".join(epub.read(n).decode() for n in epub.namelist() if n.endswith(".xhtml"))
         assert any(n.endswith(".svg") for n in epub.namelist())
-    assert "<math" in text and "Like this." in text and "Figure 2.1." in text and "never shown" not in text
+    assert (
+        "<math" in text
+        and "Like this." in text
+        and "Figure 2.1." in text
+        and "never shown" not in text
+    )
     assert 'alt="A line that rises &quot;fast&quot;."' in text and 'id="ref-doe2020"' in text
     pdf = (site / f"{build.NAME}.pdf").read_bytes()
     assert pdf.startswith(b"%PDF") and b"/Outlines" in pdf
@@ -221,17 +269,27 @@ def test_epub_and_pdf_hold_the_same_book(site):
     [
         ("As in @fig-none.", "nbs/02_two.ipynb, cell 1: unresolved reference @fig-none"),
         ("As in [@nobody].", "nbs/02_two.ipynb, cell 1: unresolved citation @nobody"),
-        ("[There](gone.ipynb).", "nbs/02_two.ipynb, cell 1: the link to 'gone.ipynb' leads nowhere"),
+        (
+            "[There](gone.ipynb).",
+            "nbs/02_two.ipynb, cell 1: the link to 'gone.ipynb' leads nowhere",
+        ),
         ("![](x.png)", "nbs/02_two.ipynb, cell 1: the image x.png has no alt text"),
         ("## Again {#sec-one}", "the label 'sec-one' is taken by nbs/01_one.ipynb"),
         (("#| label: fig-x\n#| fig-cap: X\ndraw()", [FIGURE]), "cell 1: fig-x has no alt text"),
         (("#| label: fig-x\n#| fig-alt: X\ndraw()", [FIGURE]), "cell 1: fig-x has no caption"),
-        (("#| label: fig-x\n#| fig-alt: X\n#| fig-cap: X\ndraw()", []), "cell 1: fig-x has no stored output"),
+        (
+            ("#| label: fig-x\n#| fig-alt: X\n#| fig-cap: X\ndraw()", []),
+            "cell 1: fig-x has no stored output",
+        ),
         (("draw()", [FIGURE]), "cell 1: an image has no alt text"),
     ],
 )
 def test_what_does_not_resolve_is_an_error_that_names_it(tmp_path, cell, finding):
-    two = notebook("# Second {#sec-two}\n\n## 2.1 Why {#sec-two-why}", cell, ("#| label: fig-two\n#| fig-cap: X\n#| fig-alt: X\nx", [FIGURE]))
+    two = notebook(
+        "# Second {#sec-two}\n\n## 2.1 Why {#sec-two-why}",
+        cell,
+        ("#| label: fig-two\n#| fig-cap: X\n#| fig-alt: X\nx", [FIGURE]),
+    )
     root = make_book(tmp_path / "book", two=two)
     (root / "_book").mkdir()
     (root / "_book/old.html").write_text("old")
@@ -242,7 +300,9 @@ def test_what_does_not_resolve_is_an_error_that_names_it(tmp_path, cell, finding
 
 
 def test_formulas_that_cannot_be_set_are_an_error(tmp_path):
-    one = notebook("# First {#sec-one}\n\n$\\nosuchmacro{x}$\n\n## 1.1 S {#sec-one-save}\n\n$$x$$ {#eq-one}")
+    one = notebook(
+        "# First {#sec-one}\n\n$\\nosuchmacro{x}$\n\n## 1.1 S {#sec-one-save}\n\n$$x$$ {#eq-one}"
+    )
     two = TWO.replace("@eq-one", "it")
     root = make_book(tmp_path / "book", one=one, two=two)
     with pytest.raises(BookError, match="nosuchmacro"):
@@ -271,8 +331,16 @@ def test_faults_of_built_pages_are_found(site, tmp_path):
 
 
 def test_rewrite_replaces_splices_and_keeps():
-    para = tree.node("Para", [tree.node("Str", "a"), tree.node("Space"), tree.node("Emph", [tree.node("Str", "b")])])
-    new = tree.rewrite([para], lambda x: x["c"] if x["t"] == "Emph" else tree.node("Str", "c") if x.get("c") == "a" else None)
+    para = tree.node(
+        "Para",
+        [tree.node("Str", "a"), tree.node("Space"), tree.node("Emph", [tree.node("Str", "b")])],
+    )
+    new = tree.rewrite(
+        [para],
+        lambda x: (
+            x["c"] if x["t"] == "Emph" else tree.node("Str", "c") if x.get("c") == "a" else None
+        ),
+    )
     assert tree.plain(new) == "c b" and tree.plain([para]) == "a b"
     assert [x["t"] for x in new[0]["c"]] == ["Str", "Space", "Str"]
 
@@ -285,10 +353,30 @@ def test_the_book_resolves():
 
 # Quarto's published schema: the keys of a book project's `_quarto.yml`, and of a code cell.
 PROJECT_KEYS = {"project": {"type", "output-dir"}, "execute": {"enabled"}}
-BOOK_KEYS = {"title", "subtitle", "author", "description", "chapters", "appendices", "repo-url", "repo-branch"}
+BOOK_KEYS = {
+    "title",
+    "subtitle",
+    "author",
+    "description",
+    "chapters",
+    "appendices",
+    "repo-url",
+    "repo-branch",
+}
 TOP_KEYS = {"project", "book", "bibliography", "number-sections", "execute", "format"}
 FORMAT_KEYS = {"theme", "code-copy", "code-overflow"}
-CELL_KEYS = {"label", "include", "echo", "eval", "output", "fig-cap", "fig-alt", "tbl-cap", "code-fold", "code-summary"}
+CELL_KEYS = {
+    "label",
+    "include",
+    "echo",
+    "eval",
+    "output",
+    "fig-cap",
+    "fig-alt",
+    "tbl-cap",
+    "code-fold",
+    "code-summary",
+}
 NBDEV_KEYS = {"default_exp"}  # of nbdev alone: the schema of a cell is open, and Quarto ignores it
 
 
@@ -300,5 +388,5 @@ def test_quarto_keys_are_those_of_its_schema():
         assert options == "default" or set(options) <= FORMAT_KEYS
     for chapter in read(ROOT).chapters:
         for cell in chapter.cells.values():
-            allowed = CELL_KEYS | (NBDEV_KEYS if cell.hidden else set())
-            assert set(cell.options) <= allowed, f"{chapter.source}, cell {cell.index}"
+            where = f"{chapter.source}, cell {cell.index}"
+            assert set(cell.options) <= CELL_KEYS | NBDEV_KEYS, where

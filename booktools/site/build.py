@@ -34,7 +34,9 @@ def build(root=ROOT, formats=FORMATS, out=None):
         work = {
             "pdf": lambda: whole.write_pdf(resolved, draft, draft / f"{NAME}.pdf"),
             "epub": lambda: whole.write_epub(resolved, draft, draft / f"{NAME}.epub"),
-            "html": lambda: write_html(resolved, draft, [f"{NAME}.{x}" for x in ("pdf", "epub") if x in formats]),
+            "html": lambda: write_html(
+                resolved, draft, [f"{NAME}.{x}" for x in ("pdf", "epub") if x in formats]
+            ),
         }
         with ThreadPoolExecutor(2) as pool:  # pandoc and typst work outside of Python's lock
             for done in [pool.submit(work[kind]) for kind in work if kind in formats]:
@@ -43,7 +45,10 @@ def build(root=ROOT, formats=FORMATS, out=None):
         draft.rename(out)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    print(f"built {', '.join(formats)} of {len(resolved.book.chapters)} pages in {time.time() - start:.1f} s")
+    print(
+        f"built {', '.join(formats)} of {len(resolved.book.chapters)} pages "
+        f"in {time.time() - start:.1f} s"
+    )
     return out
 
 
@@ -57,11 +62,16 @@ def load(root):
 def write_html(resolved, folder, downloads=()):
     """The pages, the notebooks to download, and what the pages load."""
     book = resolved.book
+    with ThreadPoolExecutor() as pool:
+        pages_ = pool.map(lambda chapter: html.page(resolved, chapter, downloads), book.chapters)
+        for chapter, text in zip(book.chapters, pages_, strict=True):
+            _write(folder / chapter.page, text.encode())
     for chapter in book.chapters:
-        _write(folder / chapter.page, html.page(resolved, chapter, downloads).encode())
         if chapter.source.endswith(".ipynb"):
             shutil.copy(book.root / chapter.source, folder / chapter.source)
-    shutil.copytree(html.ASSETS, folder / "assets", ignore=shutil.ignore_patterns("page.html", "*.typ", "*.md"))
+    shutil.copytree(
+        html.ASSETS, folder / "assets", ignore=shutil.ignore_patterns("page.html", "*.typ", "*.md")
+    )
     _write(folder / "assets/search-index.js", search.index_script(resolved).encode())
 
 

@@ -9,6 +9,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -19,7 +21,20 @@ from .html import ASSETS
 
 FIRST_PAGE = 300_000  # bytes, with everything it loads but figures
 _NPM = ["axe-core@4", "html-validate@11", "playwright-core@1"]
-_VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr"}
+_VOID = {
+    "area",
+    "base",
+    "br",
+    "col",
+    "embed",
+    "hr",
+    "img",
+    "input",
+    "link",
+    "meta",
+    "source",
+    "wbr",
+}
 _RULES = {
     "extends": ["html-validate:standard"],
     "rules": {
@@ -36,7 +51,7 @@ def site_check(root=ROOT):
         raise BookError("there is no built site: `make site` builds it")
     found = faults(folder)
     print(f"{'links, ids, images, size':32}{'FAILED' if found else 'ok':>8}", flush=True)
-    for name, check in tools(folder).items():
+    for name, check in tools(folder, Path(root)).items():
         result = check()
         if isinstance(result, str):
             print(f"{name:32} missing: {result}")
@@ -52,7 +67,14 @@ class _Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.ids, self.links, self.loads, self.images, self.faults, self.open = [], [], [], [], [], []
+        self.ids, self.links, self.loads, self.images, self.faults, self.open = (
+            [],
+            [],
+            [],
+            [],
+            [],
+            [],
+        )
         self.feed(text)
         self.close()
         self.faults += [f"<{tag}> is never closed" for tag in self.open]
@@ -90,11 +112,20 @@ def faults(folder):
     for path, page in pages.items():
         name = path.relative_to(folder).as_posix()
         problems = list(page.faults)
-        problems += [f"the id {x!r} stands twice" for x in sorted({x for x in page.ids if page.ids.count(x) > 1})]
+        problems += [
+            f"the id {x!r} stands twice"
+            for x in sorted({x for x in page.ids if page.ids.count(x) > 1})
+        ]
         problems += [f"loads {x} from elsewhere" for x in page.loads if re.match(r"(?:\w+:)?//", x)]
-        problems += [f"{x} does not exist" for x in page.loads if x and not (path.parent / x).exists()]
+        problems += [
+            f"{x} does not exist" for x in page.loads if x and not (path.parent / x).exists()
+        ]
         problems += [f"{x.get('src')} has no alt text" for x in page.images if not x.get("alt")]
-        problems += [f"{x['src']} has no size" for x in page.images if x["src"].endswith("svg") and "width" not in x]
+        problems += [
+            f"{x['src']} has no size"
+            for x in page.images
+            if x["src"].endswith("svg") and "width" not in x
+        ]
         for target in page.links:
             problems += _link_faults(path, target, ids)
         found += [f"{name}: {problem}" for problem in dict.fromkeys(problems)]
@@ -120,16 +151,48 @@ def _weight(folder):
     """Bytes of the first page with its styles, scripts and every font of the text."""
     loads = [x for x in _Page((folder / "index.html").read_text(encoding="utf-8")).loads if x]
     fonts = list((folder / "assets/fonts").glob("*.woff2"))
-    return sum(p.stat().st_size for p in [folder / "index.html", *(folder / x for x in loads), *fonts])
+    return sum(
+        p.stat().st_size for p in [folder / "index.html", *(folder / x for x in loads), *fonts]
+    )
 
 
-def tools(folder):
+def tools(folder, root):
     """`{name: check}`; a check returns its findings, or a string that says what is missing."""
     return {
+        "Quarto's schema, panache": lambda: _schema(root),
         "html-validate": lambda: _html_validate(folder),
         "axe-core in Chromium": lambda: _browser(folder),
         "epubcheck": lambda: _epubcheck(folder / f"{NAME}.epub"),
     }
+
+
+def _schema(root):
+    """Front matter, `_quarto.yml` and cell options against the schema that Quarto publishes."""
+    panache = shutil.which("panache", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if not panache:
+        return "pip install panache-cli"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copy(root / "_quarto.yml", folder)
+        for path in [*root.glob("*.qmd"), *root.glob("nbs/*.qmd"), *root.glob("nbs/*.ipynb")]:
+            (folder / f"{path.stem}.qmd").write_text(_as_qmd(path), encoding="utf-8")
+        rules = "quarto-schema,quarto-schema-unknown-key"
+        names = sorted(path.name for path in folder.iterdir())
+        command = [panache, "lint", "--flavor", "quarto", "--select", rules, *names]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    found = re.findall(r"^(?:warning|error): (.*)\n *--> (.*)$", done.stdout + done.stderr, re.M)
+    return [f"{Path(place).name}: {what}" for what, place in found if "default_exp" not in what]
+
+
+def _as_qmd(path):
+    if path.suffix == ".qmd":
+        return path.read_text(encoding="utf-8")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    return "\n\n".join(
+        f"```{{python}}\n{source}\n```" if cell["cell_type"] == "code" else source
+        for cell, source in zip(cells, sources, strict=True)
+    )
 
 
 def _npm_folder():
@@ -139,7 +202,16 @@ def _npm_folder():
         return None
     if not all((place / "node_modules" / x.partition("@")[0]).exists() for x in _NPM):
         place.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--silent", "--prefix", str(place), *_NPM]
+        command = [
+            "npm",
+            "install",
+            "--no-audit",
+            "--no-fund",
+            "--silent",
+            "--prefix",
+            str(place),
+            *_NPM,
+        ]
         if subprocess.run(command, capture_output=True).returncode:
             return None
     return place
@@ -165,21 +237,36 @@ def _html_validate(folder):
 
 
 def _browser(folder):
-    place, chromium = _npm_folder(), next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
+    place, chromium = (
+        _npm_folder(),
+        next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None),
+    )
     if place is None or chromium is None:
         return "needs node, npm and Chromium"
     script = ASSETS.with_name("browser.js")
     environment = {**os.environ, "NODE_PATH": str(place / "node_modules")}
-    done = subprocess.run(["node", str(script), str(folder), chromium], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        ["node", str(script), str(folder), chromium],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     lines = [x for x in done.stdout.splitlines() if x.strip()]
     return lines + ([done.stderr.strip()[-500:]] if done.returncode else [])
 
 
 def _epubcheck(path):
-    jar = next((x for x in ("/usr/bin/epubcheck", "/usr/share/java/epubcheck.jar") if Path(x).exists()), None)
+    jar = next(
+        (x for x in ("/usr/bin/epubcheck", "/usr/share/java/epubcheck.jar") if Path(x).exists()),
+        None,
+    )
     if not path.exists():
         return "there is no EPUB: `make site` builds it"
     if jar is None or not shutil.which("java"):
         return "on Debian or Ubuntu: apt-get install epubcheck"
     done = subprocess.run(["java", "-jar", jar, str(path)], capture_output=True, text=True)
-    return [x for x in (done.stdout + done.stderr).splitlines() if x.startswith(("ERROR", "FATAL", "WARNING"))]
+    return [
+        x
+        for x in (done.stdout + done.stderr).splitlines()
+        if x.startswith(("ERROR", "FATAL", "WARNING"))
+    ]

@@ -58,5 +58,3 @@ def inline_name(text, names):
     """The saved name that a piece of code in prose is: `NAME`, `arl.NAME`, `NAME(...)`; or None."""
     found = _INLINE.fullmatch(text)
     return found[1] if found and found[1] in names else None
-
-

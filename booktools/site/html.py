@@ -1,6 +1,5 @@
 """Writing HTML: one page a chapter, with its figures beside, from the resolved tree."""
 
-import posixpath
 import re
 from base64 import b64decode
 from html import escape
@@ -9,9 +8,10 @@ from string import Template
 
 from ..save import is_saved
 from .code import code_html, inline_name
+from .frame import contents, mathematics, navigation, overview, relative, steps, tools
 from .pandoc import document, pandoc
 from .source import callout_body, callout_kind, callout_title
-from .tree import attr, div, get, node, nodes, plain, raw, rewrite
+from .tree import attr, div, get, node, plain, raw, rewrite
 
 ASSETS = Path(__file__).with_name("assets")
 _LONG_NUMBER = re.compile(r"(\d\.\d\d)\d+")
@@ -29,13 +29,13 @@ def page(resolved, chapter, downloads=()):
         subtitle=escape(book.config["book"].get("subtitle", "")),
         description=escape(" ".join(summary.split())[:300]),
         root=root,
-        home=_relative(chapter, book.chapters[0].page),
-        math=_math(root) if '<span class="math' in body else "",
-        nav=_navigation(book, chapter),
-        toc=_contents(chapter),
-        tools=_tools(book, chapter),
+        home=relative(chapter, book.chapters[0].page),
+        math=mathematics(root) if '<span class="math' in body else "",
+        nav=navigation(book, chapter),
+        toc=contents(chapter),
+        tools=tools(book, chapter),
         body=body,
-        steps=_steps(book, chapter),
+        steps=steps(book, chapter),
     )
 
 
@@ -44,7 +44,7 @@ def fragment(resolved, chapter, downloads=()):
     lower = _Lowering(resolved, chapter)
     blocks = rewrite(chapter.blocks, lower.change)
     if chapter is resolved.book.chapters[0]:
-        blocks.append(raw("html", _overview(resolved.book, chapter, downloads)))
+        blocks.append(raw("html", overview(resolved.book, chapter, downloads)))
     text = pandoc(["-f", "json", "-t", "html5", "--mathml", "--wrap=none"], document(blocks))
     return text.replace(' xmlns="http://www.w3.org/1998/Math/MathML"', "")
 
@@ -52,7 +52,7 @@ def fragment(resolved, chapter, downloads=()):
 def href(targets, chapter, id):
     """The address of an id of the book, seen from a chapter's page."""
     there = targets[id].chapter
-    return f"#{id}" if there is chapter else f"{_relative(chapter, there.page)}#{id}"
+    return f"#{id}" if there is chapter else f"{relative(chapter, there.page)}#{id}"
 
 
 def figures(book):
@@ -103,7 +103,7 @@ class _Lowering:
         title = f"{name}: saved in {target.name.lower() or chapter.title}"
         if chapter.cells[cell].hidden:
             return href(self.resolved.targets, self.chapter, section), title
-        page = "" if chapter is self.chapter else _relative(self.chapter, chapter.page)
+        page = "" if chapter is self.chapter else relative(self.chapter, chapter.page)
         return f"{page}#c{cell}", title
 
     def change(self, x):
@@ -171,7 +171,8 @@ class _Lowering:
             opened = " open" if get(x["c"][0], "collapse") == "false" else ""
             start, end = f'<details class="{classes}"{id}{opened}><summary>', "</details>"
             return [_wrapped(start, title, "</summary>"), *callout_body(x), raw("html", end)]
-        start = f'<aside class="{classes}"{id} aria-label="{escape(plain(title))}"><p class="callout-title">'
+        name = escape(plain(title))
+        start = f'<aside class="{classes}"{id} aria-label="{name}"><p class="callout-title">'
         return [_wrapped(start, title, "</p>"), *callout_body(x), raw("html", "</aside>")]
 
     def _cell(self, cell, caption):
@@ -194,7 +195,8 @@ class _Lowering:
         if cell.options.get("code-fold"):
             summary = cell.options.get("code-summary") or "Code"
             opened = " open" if cell.options["code-fold"] == "show" else ""
-            return f'<details class="fold"{opened}><summary>{escape(summary)}</summary>{html}</details>'
+            summary = f"<summary>{escape(summary)}</summary>"
+            return f'<details class="fold"{opened}>{summary}{html}</details>'
         return f'<div class="keeps">{self._kept()}{html}</div>' if is_saved(cell.code) else html
 
     def _kept(self):
@@ -203,12 +205,17 @@ class _Lowering:
         if id not in self.resolved.targets:
             return ""
         address = href(self.resolved.targets, self.chapter, id)
-        return f'<a class="kept" href="{address}" title="This cell is saved in {module}">{module}</a>'
+        return (
+            f'<a class="kept" href="{address}" title="This cell is saved in {module}">{module}</a>'
+        )
 
     def _outputs(self, cell):
         if cell.options.get("output") is False:
             return ""
-        html = [f'<pre class="out"><samp>{escape(text, quote=False)}</samp></pre>' for text in cell.texts()]
+        html = [
+            f'<pre class="out"><samp>{escape(text, quote=False)}</samp></pre>'
+            for text in cell.texts()
+        ]
         for n, (kind, data) in enumerate(cell.images()):
             width, height = svg_size(data) if kind == "svg" else (None, None)
             size = f' width="{width}" height="{height}"' if width else ""
@@ -229,98 +236,3 @@ def _unlinked(x):
 def _wrapped(start, inlines, end):
     """Inlines between two pieces of HTML, as one block."""
     return node("Plain", [raw("html", start, True), *inlines, raw("html", end, True)])
-
-
-def _relative(chapter, page):
-    return posixpath.relpath(page, posixpath.dirname(chapter.page) or ".")
-
-
-def _math(root):
-    return (
-        f'<link rel="stylesheet" href="{root}assets/katex/katex.min.css">\n'
-        f'<script defer src="{root}assets/katex/katex.min.js"></script>'
-    )
-
-
-def _entry(book, here, chapter):
-    number = f'<span class="number">{chapter.number}</span>' if chapter.number else ""
-    current = ' aria-current="page"' if chapter is here else ""
-    title = escape("Home" if chapter is book.chapters[0] else chapter.title)
-    return f'<li><a href="{_relative(here, chapter.page)}"{current}>{number}<span>{title}</span></a></li>'
-
-
-def _navigation(book, here):
-    """Parts and chapters, as lists under headings."""
-    html, part = ["<ul>"], ""
-    for chapter in book.chapters:
-        if chapter.part != part:
-            part = chapter.part
-            html.append(f"</ul>\n<p>{escape(part)}</p>\n<ul>")
-        html.append(_entry(book, here, chapter))
-    return "\n".join([*html, "</ul>"])
-
-
-def _contents(chapter):
-    """The page's own headings, two levels of them."""
-    heads = [x["c"] for x in nodes(chapter.blocks) if x["t"] == "Header" and x["c"][0] in (2, 3)]
-    if len(heads) < 2:
-        return ""
-    html, open_list = [], False
-    for level, (id, _, _), inlines in heads:
-        if level == 3 and not open_list:
-            html.append("<ul>" if html else "<li><ul>")
-        elif level == 2:
-            html.append(("</ul>" if open_list else "") + ("</li>" if html else ""))
-        open_list = level == 3
-        item = f'<a href="#{id}">{escape(plain(inlines))}</a>'
-        html.append(f"<li>{item}" + ("</li>" if level == 3 else ""))
-    html.append(("</ul>" if open_list else "") + "</li>")
-    return (
-        '<nav class="toc" aria-labelledby="toc-title"><details><summary id="toc-title">On this page'
-        f"</summary><ul>{''.join(html)}</ul></details></nav>"
-    )
-
-
-def _tools(book, chapter):
-    """What to do with the chapter: its notebook, Colab, the command that runs it."""
-    if not chapter.source.endswith(".ipynb") or not chapter.run_label:
-        return ""
-    links = [f'<a href="{Path(chapter.source).name}" download>Download notebook</a>']
-    if "github.com/" in book.repo:
-        path = f"{book.repo.split('github.com/')[1]}/blob/{book.branch}/{chapter.source}"
-        links.append(f'<a href="https://colab.research.google.com/github/{path}">Open in Colab</a>')
-    if book.repo:
-        links.append(f'<a href="{book.repo}/blob/{book.branch}/{chapter.source}">Source</a>')
-    command = f"make run CHAPTER={chapter.run_label}"
-    links.append(f'<span class="run">Run it: <code data-copy>{command}</code></span>')
-    return f'<div class="tools" role="group" aria-label="This chapter">{" ".join(links)}</div>'
-
-
-def _steps(book, chapter):
-    at = book.chapters.index(chapter)
-    html = []
-    for step, rel, word in ((-1, "prev", "Previous"), (1, "next", "Next")):
-        if 0 <= at + step < len(book.chapters):
-            other = book.chapters[at + step]
-            title = f"{other.number} {other.title}".strip()
-            html.append(
-                f'<a rel="{rel}" href="{_relative(chapter, other.page)}"><span>{word}</span>'
-                f"{escape(title)}</a>"
-            )
-    return f'<nav class="steps" aria-label="Previous and next chapter">{"".join(html)}</nav>'
-
-
-def _overview(book, here, downloads):
-    """Downloads and the contents of the book, for its first page; each chapter with its summary."""
-    files = " or ".join(f'<a href="{name}">{Path(name).suffix[1:].upper()}</a>' for name in downloads)
-    html = [f'<p class="downloads">The whole book as {files}.</p>'] if files else []
-    html += ['<h2 id="contents">Contents</h2>', '<ul class="overview">']
-    part = ""
-    for chapter in book.chapters[1:]:
-        if chapter.part != part:
-            part = chapter.part
-            html += ["</ul>", f"<h3>{escape(part)}</h3>", '<ul class="overview">']
-        quote = next((x for x in chapter.blocks[:3] if x["t"] == "BlockQuote"), None)
-        summary = f"<p>{escape(plain(quote['c']))}</p>" if quote else ""
-        html.append(_entry(book, here, chapter).replace("</a></li>", f"</a>{summary}</li>"))
-    return "\n".join([*html, "</ul>"])

@@ -10,7 +10,6 @@ import posixpath
 import re
 from dataclasses import dataclass, field
 
-from ..project import BookError
 from .pandoc import document, pandoc
 from .source import Book, callout_title, saved_names, section_number
 from .tree import attr, div, get, link, node, nodes, plain, rewrite, words
@@ -152,7 +151,9 @@ def _alt_texts(chapter):
             )
     for x in nodes(chapter.blocks):
         if x["t"] == "Image" and not plain(x["c"][1]) and not get(x["c"][0], "fig-alt"):
-            found.append(f"{chapter.place_of(x['c'][2][0])}: the image {x['c'][2][0]} has no alt text")
+            found.append(
+                f"{chapter.place_of(x['c'][2][0])}: the image {x['c'][2][0]} has no alt text"
+            )
     return found
 
 
@@ -176,14 +177,16 @@ def _reference_rule(chapter, targets, findings):
             text = words((target.number if bare else target.name.replace(" ", "\u00a0")) or "")
             if not target.number:
                 text = [node("Quoted", {"t": "DoubleQuote"}, target.title)]
-            found += ([node("Str", ","), node("Space")] if found else []) + [link(text, f"#{id}", ["ref"])]
+            found += ([node("Str", ","), node("Space")] if found else []) + [
+                link(text, f"#{id}", ["ref"])
+            ]
         return found
 
     return change
 
 
 def _link_rule(book, chapter, targets, findings):
-    """Links to the book's files -> links to ids; to other files of the repository -> its address."""
+    """Links to the book's files -> links to ids; to the repository's others -> its address."""
     pages = {c.source: c for c in book.chapters}
     here = posixpath.dirname(chapter.source)
 
@@ -224,7 +227,8 @@ def _cite(book, targets, findings):
                 continue
             unknown = [c["citationId"] for c in x["c"][0] if c["citationId"] not in keys]
             findings += [
-                f"{chapter.place_of('@' + key)}: unresolved citation @{key}: it is not in the bibliography"
+                f"{chapter.place_of('@' + key)}: unresolved citation @{key}: "
+                "it is not in the bibliography"
                 for key in unknown
             ]
             if not unknown:
@@ -249,7 +253,9 @@ def _cite(book, targets, findings):
     entries = blocks[-1]["c"][1]
     page = targets.get("refs")
     if page is None:
-        findings.append("_quarto.yml lists no page with `::: {#refs}` and `:::`, for the bibliography")
+        findings.append(
+            "_quarto.yml lists no page with `::: {#refs}` and `:::`, for the bibliography"
+        )
         return entries, cited
     for entry in entries:
         targets[entry["c"][0][0]] = Target("", "", page.chapter)
@@ -270,7 +276,9 @@ def _fill(targets, entries, cited):
                 name = name[:1].lower() + name[1:] if targets[id].number else name
                 comma = [node("Str", ",")] if len(found) > 3 else []
                 found += [*comma, node("Space"), link(words(name), f"#{id}")]
-            entry["c"][1].append(div([node("Plain", [*found, node("Str", ".")])], classes=["cited"]))
+            entry["c"][1].append(
+                div([node("Plain", [*found, node("Str", ".")])], classes=["cited"])
+            )
         return div(entries, "refs", ["references"])
 
     return change

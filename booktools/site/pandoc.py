@@ -9,7 +9,7 @@ VERSION = [1, 23, 1]  # of the tree's JSON
 
 
 def pandoc(arguments, text):
-    """Pandoc's output for `text` on its input; a BookError with its message when it fails or warns."""
+    """Pandoc's output for `text`; a BookError with its message when it fails or warns."""
     import pypandoc
 
     done = subprocess.run(

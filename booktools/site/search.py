@@ -46,9 +46,19 @@ def _rows(resolved, chapter):
     def _add_cell(cell, block):
         if cell.hidden:
             return
-        saved = [name for name, (where, id, _) in names.items() if where is chapter and id == cell.id]
+        saved = [
+            name for name, (where, id, _) in names.items() if where is chapter and id == cell.id
+        ]
         for name in saved:
-            rows.append([name, f"saved in {place}", f"{chapter.page}#c{cell.id}", name, _first_words(cell.code)])
+            rows.append(
+                [
+                    name,
+                    f"saved in {place}",
+                    f"{chapter.page}#c{cell.id}",
+                    name,
+                    _first_words(cell.code),
+                ]
+            )
         if saved and len(rows) > len(saved):
             rows.append(rows.pop(-len(saved) - 1))  # text that follows goes on with its section
         rows[-1][4] += " " + plain(block["c"][1])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,7 +116,7 @@ class Chapter:
         return {name for names in found for name in re.findall(r"\w+", names)}
 
     def place_of(self, text):
-        """`nbs/09_grpo.ipynb, cell 12`, the first cell whose source holds `text`; or just the file."""
+        """`nbs/09_grpo.ipynb, cell 12`, the first cell that holds `text`; or just the file."""
         for index, source in enumerate(self.markdown):
             if text in source:
                 return f"{self.source}, cell {index}" if len(self.markdown) > 1 else self.source
@@ -149,27 +150,26 @@ def read(root):
     """The `Book` in the folder `root`."""
     root = Path(root)
     config = yaml.safe_load((root / "_quarto.yml").read_text(encoding="utf-8"))
-    book = Book(root, config, [])
-    for part, source in _listed(config["book"]):
-        if not (root / source).exists():
-            raise BookError(f"_quarto.yml lists {source}, which does not exist")
-        book.chapters.append(_chapter(root, source, part))
-    return book
+    with ThreadPoolExecutor() as pool:  # pandoc's processes work side by side
+        chapters = list(pool.map(lambda item: _chapter(root, *item), _listed(config["book"])))
+    return Book(root, config, chapters)
 
 
 def _listed(book):
-    """`(part, file)` of each page; the appendices are a part of their own."""
+    """`(file, part)` of each page; the appendices are a part of their own."""
     for item in book["chapters"]:
         if isinstance(item, dict):
             for source in item["chapters"]:
-                yield item["part"], source
+                yield source, item["part"]
         else:
-            yield "", item
+            yield item, ""
     for source in book.get("appendices", []):
-        yield "Appendices", source
+        yield source, "Appendices"
 
 
 def _chapter(root, source, part):
+    if not (root / source).exists():
+        raise BookError(f"_quarto.yml lists {source}, which does not exist")
     text = (root / source).read_text(encoding="utf-8")
     cells, pieces, module = {}, [], ""
     if source.endswith(".ipynb"):
@@ -216,7 +216,8 @@ def _cell(raw_cell, index, body, source):
 def _titled(text):
     """Callouts with their titles as a block inside, so that pandoc reads the titles' markup."""
     return _CALLOUT.sub(
-        lambda m: f"{m[1]} {m[3]}\n\n:::::::: title\n" + m[2].replace('\\"', '"') + "\n::::::::\n", text
+        lambda m: f"{m[1]} {m[3]}\n\n:::::::: title\n" + m[2].replace('\\"', '"') + "\n::::::::\n",
+        text,
     )
 
 
@@ -275,7 +276,9 @@ def _exercises(blocks):
         number = plain(first) if first["t"] == "Strong" else ""
         if _NUMBER.match(number) and number not in seen:
             seen.add(number)
-            found.append(node("Div", attr(f"exercise-{number.replace('.', '-')}", ["exercise"]), [block]))
+            found.append(
+                node("Div", attr(f"exercise-{number.replace('.', '-')}", ["exercise"]), [block])
+            )
             continue
         title = callout_title(block)
         solution = title and re.match(r"Solution (\S+\.\d+)", plain(title))

@@ -3,7 +3,11 @@
 
 def node(kind, *content):
     """A node: `node("Str", "a")`, `node("Link", attr(), inlines, ["#x", ""])`, `node("Space")`."""
-    return {"t": kind, "c": content[0] if len(content) == 1 else list(content)} if content else {"t": kind}
+    return (
+        {"t": kind, "c": content[0] if len(content) == 1 else list(content)}
+        if content
+        else {"t": kind}
+    )
 
 
 def attr(id="", classes=(), **pairs):
@@ -50,7 +54,7 @@ def nodes(tree):
 
 
 def rewrite(tree, change):
-    """A copy with `change(node)` applied bottom-up: None keeps, a node replaces, a list is spliced in."""
+    """A copy with `change(node)` applied bottom-up: None keeps, a node or a list replaces."""
     if isinstance(tree, dict) and "t" in tree:
         return {**tree, "c": rewrite(tree["c"], change)} if "c" in tree else tree
     if not isinstance(tree, list):

@@ -28,7 +28,8 @@ def write_epub(resolved, folder, path):
     }
     meta = {key: node("MetaString", str(value)) for key, value in facts.items() if value}
     pandoc(
-        ["-f", "json", "-t", "epub3", "--mathml", "--syntax-highlighting=none", "--toc", "--toc-depth=3", "--split-level=2",
+        ["-f", "json", "-t", "epub3", "--mathml", "--syntax-highlighting=none", "--toc",
+         "--toc-depth=3", "--split-level=2",
          f"--css={ASSETS / 'epub.css'}", f"--resource-path={folder}", "-o", str(path)],
         document(whole(resolved, "epub"), meta),
     )  # fmt: skip
@@ -100,7 +101,7 @@ class _Lowering:
         return node("Header", level + 1, attributes, inlines)
 
     def _table(self, x):
-        """In EPUB a table's id goes to a div: pandoc follows references between files to divs only."""
+        """In EPUB a table's id goes to a div: pandoc follows links between files to divs only."""
         if self.format != "epub" or not x["c"][0][0]:
             return None
         return div([node("Table", attr(), *x["c"][1:])], x["c"][0][0])
@@ -135,7 +136,11 @@ class _Lowering:
             head = div([node("Para", title)], classes=["callout-title"])
             return div([head, *callout_body(x)], id, ["callout", callout_kind(x)])
         self.made |= {id} - {""}
-        start = [raw("typst", f'#callout("{callout_kind(x)}")[#strong[', True), *title, raw("typst", "]", True)]
+        start = [
+            raw("typst", f'#callout("{callout_kind(x)}")[#strong[', True),
+            *title,
+            raw("typst", "]", True),
+        ]
         end = raw("typst", f"]{f' <{id}>' if id else ''}")
         return [node("Para", start), *callout_body(x), end]
 
@@ -157,8 +162,12 @@ class _Lowering:
         alt = str(cell.options.get("fig-alt", ""))
         share = {"width": f"{min(100, round(width / 6.6))}%"} if width else {}
         if self.format == "typst":
-            return self._typst_figure(cell, caption, figure_path(self.chapter, cell, n, kind), alt, share)
-        image = node("Image", attr(**share), words(alt), [figure_path(self.chapter, cell, n, kind), ""])
+            return self._typst_figure(
+                cell, caption, figure_path(self.chapter, cell, n, kind), alt, share
+            )
+        image = node(
+            "Image", attr(**share), words(alt), [figure_path(self.chapter, cell, n, kind), ""]
+        )
         inlines = caption[0]["c"] if caption else []
         figure = node("Figure", attr(), [None, [node("Plain", inlines)]], [node("Plain", [image])])
         return div([figure], cell.label)
