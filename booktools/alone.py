@@ -87,13 +87,21 @@ def check(root, path):
     """A finding if a notebook's installing cell is not the one that settings.ini asks for."""
     nb = json.loads(path.read_text(encoding="utf-8"))
     if _stamped(nb, install_cell(root)) != nb:
-        yield None, "the cell that installs the library", "it is missing or out of date: `make export` writes it"
+        yield (
+            None,
+            "the cell that installs the library",
+            "it is missing or out of date: `make export` writes it",
+        )
 
 
 def _step(command, **options):
-    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    process = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+    )
     if process.returncode:
-        raise BookError(f"{Path(command[0]).name} {' '.join(map(str, command[1:4]))} failed:\n{process.stdout[-3000:]}")
+        raise BookError(
+            f"{Path(command[0]).name} {' '.join(map(str, command[1:4]))} failed:\n{process.stdout[-3000:]}"
+        )
 
 
 def _build(root, folder, env):
@@ -108,10 +116,25 @@ def _build(root, folder, env):
     source = folder / "source"
     shutil.rmtree(source, ignore_errors=True)
     for name in filter(None, listing.stdout.split("\0")):
-        if (root / name).is_file() and not name.startswith(("nbs/", "tests/", "results/", "benchmarks/")):
+        if (root / name).is_file() and not name.startswith(
+            ("nbs/", "tests/", "results/", "benchmarks/")
+        ):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, source / name)
-    _step([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder / "dist", source], env=env)
+    _step(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--wheel-dir",
+            folder / "dist",
+            source,
+        ],
+        env=env,
+    )
 
 
 def _run(python, path, env):
@@ -132,8 +155,14 @@ def trial(chapters=None, keep=None, root=ROOT):
         folder = Path(keep or temporary).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
-        env |= {"PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {folder / 'dist'}".strip()}
-        env |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "OMP_NUM_THREADS": "1", "JUPYTER_PLATFORM_DIRS": "1"}
+        env |= {
+            "PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {folder / 'dist'}".strip()
+        }
+        env |= {
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+            "JUPYTER_PLATFORM_DIRS": "1",
+        }
         print("building the package", flush=True)
         _build(root, folder, env)
         python = folder / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
@@ -145,13 +174,20 @@ def trial(chapters=None, keep=None, root=ROOT):
             _step([python, "-m", "pip", "install", "--quiet", "ipykernel", "nbclient"], env=env)
         found = []
         for name in chapters or CHAPTERS:
-            path, copy, begun = find_notebook(name, root), folder / "reader" / find_notebook(name, root).name, time.time()
+            path, copy, begun = (
+                find_notebook(name, root),
+                folder / "reader" / find_notebook(name, root).name,
+                time.time(),
+            )
             copy.parent.mkdir(exist_ok=True)
             shutil.copy(path, copy)
             _run(python, copy, env)
             outputs = {cell.id: cell.outputs for cell in prose.cells(copy)}
             faults = list(fresh.differences(path, outputs))
-            print(f"{path.stem}: ran alone in {time.time() - begun:.0f} s, {len(faults)} other outputs", flush=True)
+            print(
+                f"{path.stem}: ran alone in {time.time() - begun:.0f} s, {len(faults)} other outputs",
+                flush=True,
+            )
             found += [f"{path.stem}, cell {cell.begins()!r}: {text}" for cell, text, _ in faults]
     if found:
         raise BookError("notebooks that run alone give other outputs:\n" + "\n".join(found))

@@ -16,7 +16,9 @@ from . import prose
 
 WORDS = ("intervals", "timing", "sample")
 _OTHERS = 0.2  # with `intervals`, for numbers that are no mean with its interval
-_NUMBER = re.compile(r"(?<![\w.])([+\-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?|[+\-−]?\.\d+)(?!\w)")
+_NUMBER = re.compile(
+    r"(?<![\w.])([+\-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?|[+\-−]?\.\d+)(?!\w)"
+)
 _FIGURE = re.compile(r"<Figure size ([\d.]+)x([\d.]+) with (\d+) Axes>")
 _NOISE = 1e-6  # what is smaller is rounding noise, and differs between machines
 
@@ -98,7 +100,8 @@ def _intervals(parts):
     return {
         at
         for at in range(1, len(parts) - 5, 2)
-        if (parts[at + 1].strip(), parts[at + 3].strip()) == ("[", ",") and parts[at + 5].lstrip().startswith("]")
+        if (parts[at + 1].strip(), parts[at + 3].strip()) == ("[", ",")
+        and parts[at + 5].lstrip().startswith("]")
     }
 
 
@@ -127,7 +130,9 @@ def _shows(outputs):
             picture = any(k.startswith("image/") for k in output["data"])
             text = prose.output_text(output)
             size = _FIGURE.search(text)
-            found.append((text, tuple(map(float, size.groups())) if size else () if picture else None))
+            found.append(
+                (text, tuple(map(float, size.groups())) if size else () if picture else None)
+            )
     return found
 
 
@@ -149,7 +154,9 @@ def cell_difference(stored, fresh, allowed=None):
             if difference:
                 return difference
         elif size and fresh_size:
-            if size[2] != fresh_size[2] or any(abs(x - y) > 0.02 * x for x, y in zip(size[:2], fresh_size[:2])):
+            if size[2] != fresh_size[2] or any(
+                abs(x - y) > 0.02 * x for x, y in zip(size[:2], fresh_size[:2])
+            ):
                 return f"the stored figure has size and axes {size}, the fresh one {fresh_size}"
     return None
 
@@ -166,9 +173,13 @@ def differences(path, fresh):
             continue
         difference = cell_difference(cell.outputs, fresh.get(cell.id, []), allowed)
         if difference:
-            yield cell, difference, (
-                "store the new outputs with `make save` and read the prose about them again, "
-                "or declare what may move with `#| tolerance: ...`"
+            yield (
+                cell,
+                difference,
+                (
+                    "store the new outputs with `make save` and read the prose about them again, "
+                    "or declare what may move with `#| tolerance: ...`"
+                ),
             )
 
 
@@ -189,7 +200,11 @@ def run(path):
     if not passed:
         return None
     cells = kept[0].cells if kept else []
-    return {c["id"]: json.loads(json.dumps(c.get("outputs", []))) for c in cells if c["cell_type"] == "code"}
+    return {
+        c["id"]: json.loads(json.dumps(c.get("outputs", [])))
+        for c in cells
+        if c["cell_type"] == "code"
+    }
 
 
 def main(arguments):

@@ -91,8 +91,13 @@ class _Reader:
             elif self.take("/"):
                 value /= self.power()
             elif self.at < len(self.text) and (
-                self.peek("(") or self.peek("[") or self.peek("\\frac") or self.peek("\\tfrac")
-                or self.peek("\\sqrt") or self.peek("\\log") or self.peek("\\exp")
+                self.peek("(")
+                or self.peek("[")
+                or self.peek("\\frac")
+                or self.peek("\\tfrac")
+                or self.peek("\\sqrt")
+                or self.peek("\\log")
+                or self.peek("\\exp")
             ):
                 value *= self.power()
             else:
@@ -196,7 +201,9 @@ def equations(formula):
 
 def _pairs(left, right):
     """The two sides, or if both are tuples `(a, b)` of one length, their entries in pairs."""
-    entries = [_split(side[1:-1], _COMMA)[::2] if _TUPLE.fullmatch(side) else [] for side in (left, right)]
+    entries = [
+        _split(side[1:-1], _COMMA)[::2] if _TUPLE.fullmatch(side) else [] for side in (left, right)
+    ]
     if len(entries[0]) == len(entries[1]) > 1:
         return list(zip(*([x.strip() for x in side] for side in entries)))
     return [(left, right)]
@@ -263,7 +270,9 @@ def symbols(formula):
     for match in _SYMBOL.finditer(text):
         if match["accent"]:
             base = match["wide"] or match["narrow"]
-            accent = {"widehat": "hat", "widetilde": "tilde", "overline": "bar"}.get(match["accent"], match["accent"])
+            accent = {"widehat": "hat", "widetilde": "tilde", "overline": "bar"}.get(
+                match["accent"], match["accent"]
+            )
             if match["rest"] and match["rest"].strip():
                 found |= symbols(f"{base}{match['rest']}")
             found.add(f"\\{accent} {base}")
@@ -274,7 +283,11 @@ def symbols(formula):
             name = match[0].startswith("\\operatorname")
             if name:
                 found.add(f"\\operatorname{{{word}}}")
-            elif re.fullmatch(r"[A-Za-z]", word) or match[0].startswith("\\mathrm") and re.fullmatch(r"[A-Z]{2,}|[a-z]+", word):
+            elif (
+                re.fullmatch(r"[A-Za-z]", word)
+                or match[0].startswith("\\mathrm")
+                and re.fullmatch(r"[A-Z]{2,}|[a-z]+", word)
+            ):
                 found.add(word if len(word) == 1 else f"\\operatorname{{{word}}}")
             else:
                 for inner in re.findall(r"\$([^$]+)\$", word):

@@ -17,7 +17,11 @@ def chapter(path):
     That is the number of its sections, whatever its file is called.
     """
     for cell in prose.cells(path):
-        number = re.search(r"^## +(\d+|[A-Z])\.\d+ ", cell.source, re.M) if cell.kind == "markdown" else None
+        number = (
+            re.search(r"^## +(\d+|[A-Z])\.\d+ ", cell.source, re.M)
+            if cell.kind == "markdown"
+            else None
+        )
         if number:
             return number[1]
     return label(path).lstrip("0") or "0"
@@ -75,8 +79,12 @@ def check(root, path):
     allowed = {x for _, used, where in rows if where is None or here in where for x in used}
     for symbol, (cell, formula) in symbols(path).items():
         if symbol not in allowed:
-            yield cell, f"{symbol} in ${formula[:80]}$", (
-                f"{PAGE} has no row that defines it for chapter {here}: add one, or use the book's letter"
+            yield (
+                cell,
+                f"{symbol} in ${formula[:80]}$",
+                (
+                    f"{PAGE} has no row that defines it for chapter {here}: add one, or use the book's letter"
+                ),
             )
 
 

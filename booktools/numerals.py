@@ -32,12 +32,16 @@ _NAMES = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_ROUGH = re.compile(r"\b(?:about|nearly|roughly|almost|some|around|over|under|above|below|more than|less than|fewer than|at least|at most|up to|well over)\s*$")
+_ROUGH = re.compile(
+    r"\b(?:about|nearly|roughly|almost|some|around|over|under|above|below|more than|less than|fewer than|at least|at most|up to|well over)\s*$"
+)
 EXERCISE = re.compile(r"\*\*([A-Z0-9]+\.\d+)\*\*\s*\(")
 SOLUTION = re.compile(r"Solution ([A-Z0-9]+\.\d+)")
 _HEADING = re.compile(r"^(#{1,6}) .*?(?:\{#([\w-]+)[^}\n]*\})? *$", re.M)
 _LABEL = re.compile(rf"\{{#((?:{prose.REF_KINDS})-[\w-]+)")
-_OUTPUT = re.compile(r"(?<![\w.])([+\-−]?)(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+)(\s?%)?")
+_OUTPUT = re.compile(
+    r"(?<![\w.])([+\-−]?)(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+)(\s?%)?"
+)
 
 
 class Evidence:
@@ -61,7 +65,11 @@ class Evidence:
         half = 0.5 * 10.0**-number.decimals
         if rough:  # about 1,600: the zeros are not stated
             digits = f"{number.value:.0f}"
-            half = max(half, 0.5 * 10 ** (len(digits) - len(digits.rstrip("0")))) if number.value >= SMALL else half
+            half = (
+                max(half, 0.5 * 10 ** (len(digits) - len(digits.rstrip("0"))))
+                if number.value >= SMALL
+                else half
+            )
         low = bisect_left(self._keys, number.value - half * (1 + 1e-9) - 1e-12)
         for value, decimals, sign in self.shown[low:]:
             if value > number.value + half * (1 + 1e-9) + 1e-12:
@@ -89,7 +97,9 @@ def printed(text):
 @cache
 def _constants(source):
     try:
-        tree = ast.parse("".join(x for x in source.splitlines(True) if not x.lstrip().startswith(("%", "!"))))
+        tree = ast.parse(
+            "".join(x for x in source.splitlines(True) if not x.lstrip().startswith(("%", "!")))
+        )
     except SyntaxError:
         return frozenset()
     found = set()
@@ -97,9 +107,14 @@ def _constants(source):
         if isinstance(node, ast.Constant) and type(node.value) in (int, float):
             found.add(abs(float(node.value)))
         elif isinstance(node, ast.BinOp):  # 3 * 40, 1 / 8: a setting written out
-            if all(isinstance(x, (ast.BinOp, ast.Constant, ast.UnaryOp, ast.operator, ast.unaryop)) for x in ast.walk(node)):
+            if all(
+                isinstance(x, (ast.BinOp, ast.Constant, ast.UnaryOp, ast.operator, ast.unaryop))
+                for x in ast.walk(node)
+            ):
                 try:
-                    result = eval(compile(ast.Expression(node), "cell", "eval"), {"__builtins__": {}})
+                    result = eval(
+                        compile(ast.Expression(node), "cell", "eval"), {"__builtins__": {}}
+                    )
                 except Exception:
                     continue
                 if isinstance(result, (int, float)):
@@ -134,7 +149,10 @@ class Chapter:
 
     def _add_code(self, cell, section):
         self.everywhere.set |= {x for x in _constants(cell.source) if x == int(x)}
-        for home in [self._section(section), *([self.everywhere] if "parameters" in cell.tags else [])]:
+        for home in [
+            self._section(section),
+            *([self.everywhere] if "parameters" in cell.tags else []),
+        ]:
             home.set |= _constants(cell.source)
             for value in _constants(cell.source):  # a long constant may be stated rounded
                 digits = repr(value).partition(".")[2]
@@ -155,7 +173,10 @@ class Chapter:
 
     def near(self, cell, names):
         """The `Evidence` for a cell's prose: its own sections, and those that the labels name."""
-        sections = {*self.of_cell[cell.number], *(self.of_label[x] for x in names if x in self.of_label)}
+        sections = {
+            *self.of_cell[cell.number],
+            *(self.of_label[x] for x in names if x in self.of_label),
+        }
         return [self.everywhere, *(self.sections[x] for x in sections if x in self.sections)]
 
     def whole(self):
@@ -188,8 +209,15 @@ def stated(sentence):
         value, scale = float(plain), (match["scale"] or "").strip()
         rough = bool(_ROUGH.search(text[: match.start()].rstrip("\ue002")))
         if scale in _SCALES:
-            value, decimals = value * _SCALES[scale], decimals - round(len(str(int(_SCALES[scale]))) - 1)
-        yield latex.Literal(value, decimals, sign, match[0].strip()), rough, bool(scale) and scale not in _SCALES
+            value, decimals = (
+                value * _SCALES[scale],
+                decimals - round(len(str(int(_SCALES[scale]))) - 1),
+            )
+        yield (
+            latex.Literal(value, decimals, sign, match[0].strip()),
+            rough,
+            bool(scale) and scale not in _SCALES,
+        )
 
 
 def _is_small(number):
@@ -215,10 +243,17 @@ class _Exercises:
         title = SOLUTION.match(sentence.text)
         if asked:
             self.name = asked[1]
-        elif title or cell.kind == "code" or re.match(r"[A-Z]", sentence.text) and cell.source.startswith(":::"):
+        elif (
+            title
+            or cell.kind == "code"
+            or re.match(r"[A-Z]", sentence.text)
+            and cell.source.startswith(":::")
+        ):
             self.name = None
         if self.name:
-            self.stated.setdefault(self.name, set()).update(x.value for x, _, _ in _numbers(sentence))
+            self.stated.setdefault(self.name, set()).update(
+                x.value for x, _, _ in _numbers(sentence)
+            )
             return None
         solution = re.match(r":::+ *\{[^}]*title=\"Solution ([A-Z0-9]+\.\d+)", cell.source)
         return self.stated.get(solution[1], set()) if solution else set()
@@ -253,7 +288,11 @@ def check(path, homes=None):
                         f"the left side is {a:.6g}, the right {b:.6g}: correct the formula, or write out its rounded inputs",
                     )
         given = exercises.given(cell, sentence)
-        if given is None or sentence.of("cite", "url") or any("](http" in x for x in sentence.of("link")):
+        if (
+            given is None
+            or sentence.of("cite", "url")
+            or any("](http" in x for x in sentence.of("link"))
+        ):
             continue
         around = prose.sentences(cell.source) if cell.kind == "markdown" else [sentence]
         backed = here.near(cell, _names(around))
@@ -265,7 +304,9 @@ def check(path, homes=None):
                 continue
             forms = [number]
             if percent:
-                forms.append(latex.Literal(number.value / 100, number.decimals + 2, number.sign, number.text))
+                forms.append(
+                    latex.Literal(number.value / 100, number.decimals + 2, number.sign, number.text)
+                )
             if not any(x.backs(form, rough) for x in backed for form in forms):
                 yield (
                     cell,

@@ -32,7 +32,9 @@ _TOKEN = re.compile(
 # blank lines, and the lines that begin a list item, a table row or a heading
 _BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+\.)\s)|\n(?=\s*\|)|(?<=\n)(?=#)")
 _TITLE = re.compile(r"\btitle=\"([^\"]*)\"")
-_SENTENCE = re.compile(r"(?<=[.!?:;])[*_'\")]*\s+(?=[*_'\"(\[]*[A-Z\ue000])|(?<=[.!?])[*_'\")]+\s+(?=\S)")
+_SENTENCE = re.compile(
+    r"(?<=[.!?:;])[*_'\")]*\s+(?=[*_'\"(\[]*[A-Z\ue000])|(?<=[.!?])[*_'\")]+\s+(?=\S)"
+)
 
 
 class Piece(NamedTuple):
@@ -126,7 +128,9 @@ def sentences(markdown):
 
     def keep(match):
         text = match[0]
-        kind = next(k for k in _TOKEN.groupindex if match[k] is not None and k not in ("mark", "tick"))
+        kind = next(
+            k for k in _TOKEN.groupindex if match[k] is not None and k not in ("mark", "tick")
+        )
         if kind == "attributes":
             title = _TITLE.search(text)
             return f"\n\n{_mark(title[1])}\n\n" if title else " "

@@ -23,7 +23,11 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*(?:\(\))?")
 def pages(root):
     """The pages that are read: notebooks, and the `.qmd` files beside them but for the API index."""
     root = Path(root)
-    written = [p for p in sorted([*root.glob("*.qmd"), *(root / "nbs").glob("*.qmd")]) if p.name != "api.qmd"]
+    written = [
+        p
+        for p in sorted([*root.glob("*.qmd"), *(root / "nbs").glob("*.qmd")])
+        if p.name != "api.qmd"
+    ]
     return [*notebooks(root), *written]
 
 
@@ -75,11 +79,21 @@ def references(root, path, known=None):
         for kind, number in _PLAIN.findall(sentence.plain()):
             kind = kind.lower().rstrip("s")
             if number not in numbers["section" if kind == "section" else "exercise"]:
-                yield cell, f"{kind} {number}", f"there is no such {kind}: correct the number, or use a label"
-    for name in sorted({x.lstrip("-@") for _, s in prose.reading(path) for x in s.of("ref")} & known.keys()):
+                yield (
+                    cell,
+                    f"{kind} {number}",
+                    f"there is no such {kind}: correct the number, or use a label",
+                )
+    for name in sorted(
+        {x.lstrip("-@") for _, s in prose.reading(path) for x in s.of("ref")} & known.keys()
+    ):
         if len(known[name]) > 1:
             where = ", ".join(sorted(p.name for p in known[name]))
-            yield None, f"@{name}", f"the label is set {len(known[name])} times ({where}): rename one"
+            yield (
+                None,
+                f"@{name}",
+                f"the label is set {len(known[name])} times ({where}): rename one",
+            )
 
 
 def _link_fault(root, path, target, known):
@@ -89,8 +103,10 @@ def _link_fault(root, path, target, known):
     place = (path.parent / file).resolve() if file else path
     if not place.exists():
         return "there is no such file: correct the link"
-    if anchor and anchor not in known and not re.search(
-        rf"\{{#{re.escape(anchor)}\b", place.read_text(encoding="utf-8")
+    if (
+        anchor
+        and anchor not in known
+        and not re.search(rf"\{{#{re.escape(anchor)}\b", place.read_text(encoding="utf-8"))
     ):
         return f"{place.name} has no label {anchor!r}: correct the link"
     return None
@@ -102,29 +118,49 @@ def _numbers(root):
         for cell in prose.cells(path):
             if cell.kind == "markdown":
                 found["section"] |= set(_HEADING_NUMBER.findall(cell.source))
-                found["exercise"] |= set(re.findall(r"^\*\*([A-Z0-9]+\.\d+)\*\*", cell.source, re.M))
+                found["exercise"] |= set(
+                    re.findall(r"^\*\*([A-Z0-9]+\.\d+)\*\*", cell.source, re.M)
+                )
     return found
 
 
 def figures(path):
     """`(cell, text, advice)` for each figure without a label, a caption or an alt text that says something."""
     for cell in prose.cells(path):
-        pictures = [x for x in cell.outputs if any(k.startswith("image/") for k in x.get("data", {}))]
+        pictures = [
+            x for x in cell.outputs if any(k.startswith("image/") for k in x.get("data", {}))
+        ]
         named = cell.options.get("label", "").startswith("fig-")
         if (pictures or named) and cell.options.get("include") != "false":
-            for key, wanted in (("label", "`#| label: fig-...`"), ("fig-cap", "`#| fig-cap: \"...\"`"), ("fig-alt", "`#| fig-alt: \"...\"`")):
+            for key, wanted in (
+                ("label", "`#| label: fig-...`"),
+                ("fig-cap", '`#| fig-cap: "..."`'),
+                ("fig-alt", '`#| fig-alt: "..."`'),
+            ):
                 if not cell.options.get(key) or key == "label" and not named:
                     yield cell, cell.begins(), f"the figure has no {wanted}: add it"
             alt, caption = cell.options.get("fig-alt", ""), cell.options.get("fig-cap", "")
             if alt and (len(alt.split()) < 6 or alt == caption):
-                yield cell, alt, "the alt text must say what the figure shows, in six words or more, and not repeat the caption"
+                yield (
+                    cell,
+                    alt,
+                    "the alt text must say what the figure shows, in six words or more, and not repeat the caption",
+                )
             if named and not pictures:
-                yield cell, cell.begins(), "the cell is labelled as a figure and stores none: run it, or drop the label"
+                yield (
+                    cell,
+                    cell.begins(),
+                    "the cell is labelled as a figure and stores none: run it, or drop the label",
+                )
         if cell.kind == "markdown":
             for sentence in prose.sentences(cell.source):
                 for text in sentence.of("image"):
                     if not re.match(r"!\[[^]]*\w", text):
-                        yield cell, text, "the picture has no alt text: write it between the brackets"
+                        yield (
+                            cell,
+                            text,
+                            "the picture has no alt text: write it between the brackets",
+                        )
 
 
 @cache
@@ -144,7 +180,9 @@ def _library(root, stamps):
 
 def library(root):
     """`(public names, every word)` of the library as it stands in `agentrl/`."""
-    stamps = tuple(sorted((p.name, p.stat().st_mtime_ns) for p in (Path(root) / "agentrl").glob("*.py")))
+    stamps = tuple(
+        sorted((p.name, p.stat().st_mtime_ns) for p in (Path(root) / "agentrl").glob("*.py"))
+    )
     return _library(str(root), stamps)
 
 
@@ -153,7 +191,9 @@ def names(root, path):
     public, words = library(root)
     modules = {p.stem for p in (Path(root) / "agentrl").glob("*.py")}
     files = {p.name for p in Path(root).iterdir()} | {"nbs", "agentrl"}
-    known = words | set(dir(builtins)) | set(keyword.kwlist) | set(sys.stdlib_module_names) | modules
+    known = (
+        words | set(dir(builtins)) | set(keyword.kwlist) | set(sys.stdlib_module_names) | modules
+    )
     for cell in prose.cells(path):
         if cell.kind == "code":
             known |= set(_WORD.findall(cell.source))
@@ -176,9 +216,13 @@ def names(root, path):
                 continue
             for word in span.removesuffix("()").split("."):
                 if word and word not in known:
-                    yield cell, f"`{span}`", (
-                        f"neither the library nor this chapter has a name {word!r}: correct it, "
-                        "or take the words out of code type"
+                    yield (
+                        cell,
+                        f"`{span}`",
+                        (
+                            f"neither the library nor this chapter has a name {word!r}: correct it, "
+                            "or take the words out of code type"
+                        ),
                     )
                     break
 
@@ -194,25 +238,50 @@ def exercises(path):
         for title in re.finditer(r"^:::+ *\{[^}\n]*title=\"" + SOLUTION.pattern, cell.source, re.M):
             following = cells[place + 1] if place + 1 < len(cells) else None
             solved.setdefault(title[1], []).append((cell, following))
-    first = int(asked[0][1].partition(".")[2]) if asked else 1  # an appendix may go on in a second notebook
+    first = (
+        int(asked[0][1].partition(".")[2]) if asked else 1
+    )  # an appendix may go on in a second notebook
     first = first if chapter(path).isalpha() else 1
     for position, (cell, name) in enumerate(asked, first):
         expected = f"{chapter(path)}.{position}"
         if name != expected:
-            yield cell, f"exercise {name}", f"it is number {position} of the chapter: call it {expected}"
-        if not re.search(rf"\*\*{re.escape(name)}\*\*\s*\((?:easy|medium|hard), \d+ (?:minutes?|hours?)\)", cell.source):
-            yield cell, f"exercise {name}", "say how hard it is and how long it takes: `(easy, 10 minutes)`"
+            yield (
+                cell,
+                f"exercise {name}",
+                f"it is number {position} of the chapter: call it {expected}",
+            )
+        if not re.search(
+            rf"\*\*{re.escape(name)}\*\*\s*\((?:easy|medium|hard), \d+ (?:minutes?|hours?)\)",
+            cell.source,
+        ):
+            yield (
+                cell,
+                f"exercise {name}",
+                "say how hard it is and how long it takes: `(easy, 10 minutes)`",
+            )
         solutions = solved.pop(name, [])
         if len(solutions) != 1:
-            yield cell, f"exercise {name}", (
-                f"it has {len(solutions)} solutions: write one callout with title=\"Solution {name}\""
+            yield (
+                cell,
+                f"exercise {name}",
+                (
+                    f'it has {len(solutions)} solutions: write one callout with title="Solution {name}"'
+                ),
             )
         for solution, code in solutions:
             if code is None or code.kind != "code":
-                yield solution, f"solution {name}", "no code cell follows it: add the cell that works it out"
+                yield (
+                    solution,
+                    f"solution {name}",
+                    "no code cell follows it: add the cell that works it out",
+                )
             elif code.options.get("eval") == "false":
                 yield code, f"solution {name}", "its cell does not run: drop `#| eval: false`"
             elif "assert" not in code.source and not code.outputs:
-                yield code, f"solution {name}", "its cell neither asserts nor shows anything: let it check its answer"
+                yield (
+                    code,
+                    f"solution {name}",
+                    "its cell neither asserts nor shows anything: let it check its answer",
+                )
     for name, solutions in solved.items():
         yield solutions[0][0], f"solution {name}", "there is no such exercise: correct the title"

@@ -28,7 +28,9 @@ def dictionary():
             add = add.split("/")[0]
             table = prefixes if part[0] == "PFX" else suffixes
             end = "^" if part[0] == "PFX" else ""
-            table.setdefault(part[1], []).append((strip, add, re.compile(end + part[4] + ("" if end else "$"))))
+            table.setdefault(part[1], []).append(
+                (strip, add, re.compile(end + part[4] + ("" if end else "$")))
+            )
     words = set()
     for line in (WORDS / "en_GB.dic").read_text(encoding="utf-8").splitlines()[1:]:
         stem, _, flags = line.split("\t")[0].partition("/")
@@ -41,7 +43,11 @@ def dictionary():
             }
         for flag in flags:
             for strip, add, condition in prefixes.get(flag, ()):
-                forms |= {add + form[len(strip) :] for form in list(forms) if condition.search(form) and (cross[flag] or form == stem)}
+                forms |= {
+                    add + form[len(strip) :]
+                    for form in list(forms)
+                    if condition.search(form) and (cross[flag] or form == stem)
+                }
         words |= forms
     return frozenset(words)
 
@@ -66,11 +72,19 @@ def check(path):
     """`(cell, text, advice)` for each word of the prose that no list has, once a notebook."""
     seen = set()
     for cell, sentence in prose.reading(path):
-        text = re.sub(r"[\w.+-]*\d[\w.-]*|\b\S+\.(?:py|md|txt|json|ipynb|yml|com|org|ai)\b", " ", sentence.plain())
+        text = re.sub(
+            r"[\w.+-]*\d[\w.-]*|\b\S+\.(?:py|md|txt|json|ipynb|yml|com|org|ai)\b",
+            " ",
+            sentence.plain(),
+        )
         for word in _WORD.findall(text):
             if len(word) > 1 and word not in seen and not known(word):
-                yield cell, f"{word!r} in {sentence.shown()[:100]!r}", (
-                    f"correct the spelling, put it in code type, or add it to booktools/words/{OWN}"
+                yield (
+                    cell,
+                    f"{word!r} in {sentence.shown()[:100]!r}",
+                    (
+                        f"correct the spelling, put it in code type, or add it to booktools/words/{OWN}"
+                    ),
                 )
             seen.add(word)
 
