@@ -28,7 +28,7 @@ _NAMES = re.compile(
       | ^\**\d+\.(?=\s)
       | \b[A-Z]\.\d+\b
       | \b\d+[- ]bits?\b
-      | \b\d+\s?%(?=\s+(?:confidence\s+)?intervals?\b)
+      | \b\d+\s?%(?=\s+(?:confidence\s+)?(?:intervals?|bounds?|level)\b)
     """,
     re.VERBOSE | re.IGNORECASE,
 )

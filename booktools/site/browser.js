@@ -11,6 +11,7 @@ const pages = fs.readdirSync(folder, { recursive: true }).filter((name) => name.
 async function look(browser, name, width, colorScheme) {
   const context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme });
   const page = await context.newPage();
+  page.setDefaultTimeout(300000);
   const say = (what) => console.log(`${name}, ${width} px, ${colorScheme}: ${what}`);
   page.on("console", (message) => message.type() === "error" && say(`console: ${message.text()}`));
   page.on("pageerror", (error) => say(`error: ${error.message}`));
