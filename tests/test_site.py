@@ -8,7 +8,7 @@ import zipfile
 import pytest
 import yaml
 
-from booktools.project import ROOT, BookError
+from booktools.project import ROOT, BookError, notebooks
 from booktools.site import build, check, code, html, search, tree
 from booktools.site.number import resolve
 from booktools.site.source import read
@@ -244,7 +244,7 @@ def test_search_finds_sections_exercises_and_names(site):
         found["Exercise 2.1"][2] == "nbs/02_two.html#exercise-2-1"
         and "Halve it" in found["Exercise 2.1"][4]
     )
-    assert found["Solution 2.1"][2] == "nbs/02_two.html#solution-2-1"
+    assert found["Solution 2.1"][2:4] == ["nbs/02_two.html#solution-2-1", "exercise"]
     assert found["halve"][2] == "nbs/01_one.html#cid3" and found["halve"][4] == "Returns half of x."
     assert "In words." in found["1.1 Saving"][4]
 
@@ -386,7 +386,8 @@ def test_quarto_keys_are_those_of_its_schema():
     assert all(set(config[key]) <= keys for key, keys in PROJECT_KEYS.items())
     for options in config["format"].values():
         assert options == "default" or set(options) <= FORMAT_KEYS
-    for chapter in read(ROOT).chapters:
-        for cell in chapter.cells.values():
-            where = f"{chapter.source}, cell {cell.index}"
-            assert set(cell.options) <= CELL_KEYS | NBDEV_KEYS, where
+    for path in notebooks(ROOT):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            keys = re.findall(r"^#\| *([\w-]+):", "".join(cell["source"]), re.M)
+            if cell["cell_type"] == "code":
+                assert set(keys) <= CELL_KEYS | NBDEV_KEYS, f"{path.name}, {keys}"

@@ -139,7 +139,12 @@ class _Lowering:
 
     def _header(self, x):
         self.section = x["c"][1][0]
-        if x["c"][0] > 1 or not self.chapter.number:
+        if x["c"][0] > 1:
+            anchor = (
+                f'<a class="anchor" href="#{self.section}" aria-hidden="true" tabindex="-1">#</a>'
+            )
+            return node("Header", *x["c"][:2], [*x["c"][2], raw("html", anchor, True)])
+        if not self.chapter.number:
             return None
         kind = "Chapter" if self.chapter.number.isdigit() else "Appendix"
         number = f'<span class="number">{kind} {self.chapter.number}</span> '

@@ -32,6 +32,7 @@ def _rows(resolved, chapter):
             if id.startswith(("exercise-", "solution-")):
                 first = plain(title) if title else f"Exercise {id[9:].replace('-', '.')}"
                 begin(first, id)
+                rows[-1][3] = "exercise"  # so that a search for one finds its solution too
             for inner in block["c"][1]:
                 add(inner)
         elif kind == "DefinitionList":

@@ -196,6 +196,7 @@ def _chapter(root, source, part):
     chapter.number = _number(chapter)
     _complete_ids(chapter)
     chapter.blocks = _exercises(_solutions(chapter.blocks, cells))
+    _free_widths(chapter.blocks)
     return chapter
 
 
@@ -249,6 +250,14 @@ def _complete_ids(chapter):
                 id += "-2"
             taken.add(id)
             x["c"][1][0] = id
+
+
+def _free_widths(blocks):
+    """Columns that a table's dashes make equally wide get the width of their content instead."""
+    for x in nodes(blocks):
+        columns = x["c"][2] if x["t"] == "Table" else []
+        if len({str(width) for _, width in columns}) == 1:
+            x["c"][2] = [[align, node("ColWidthDefault")] for align, _ in columns]
 
 
 def _solutions(blocks, cells):
