@@ -244,7 +244,7 @@ def test_search_finds_sections_exercises_and_names(site):
         found["Exercise 2.1"][2] == "nbs/02_two.html#exercise-2-1"
         and "Halve it" in found["Exercise 2.1"][4]
     )
-    assert found["Solution 2.1"][2:4] == ["nbs/02_two.html#solution-2-1", "exercise"]
+    assert found["Solution 2.1"][2:4] == ["nbs/02_two.html#solution-2-1", "exercise halve"]
     assert found["halve"][2] == "nbs/01_one.html#cid3" and found["halve"][4] == "Returns half of x."
     assert "In words." in found["1.1 Saving"][4]
 
@@ -377,7 +377,6 @@ CELL_KEYS = {
     "code-fold",
     "code-summary",
 }
-NBDEV_KEYS = {"default_exp"}  # of nbdev alone: the schema of a cell is open, and Quarto ignores it
 
 
 def test_quarto_keys_are_those_of_its_schema():
@@ -390,4 +389,4 @@ def test_quarto_keys_are_those_of_its_schema():
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             keys = re.findall(r"^#\| *([\w-]+):", "".join(cell["source"]), re.M)
             if cell["cell_type"] == "code":
-                assert set(keys) <= CELL_KEYS | NBDEV_KEYS, f"{path.name}, {keys}"
+                assert set(keys) <= CELL_KEYS | check.OWN_KEYS, f"{path.name}, {keys}"

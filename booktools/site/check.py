@@ -19,6 +19,7 @@ from ..project import ROOT, BookError
 from .build import NAME
 from .html import ASSETS
 
+OWN_KEYS = {"default_exp", "tolerance"}  # of nbdev and of `make check`; Quarto ignores both
 FIRST_PAGE = 300_000  # bytes, with everything it loads but figures
 _NPM = ["axe-core@4", "html-validate@9", "playwright-core@1"]
 _VOID = {
@@ -181,7 +182,11 @@ def _schema(root):
         command = [panache, "lint", "--flavor", "quarto", "--select", rules, *names]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     found = re.findall(r"^(?:warning|error): (.*)\n *--> (.*)$", done.stdout + done.stderr, re.M)
-    return [f"{Path(place).name}: {what}" for what, place in found if "default_exp" not in what]
+    return [
+        f"{Path(place).name}: {what}"
+        for what, place in found
+        if not any(key in what for key in OWN_KEYS)
+    ]
 
 
 def _as_qmd(path):
