@@ -67,19 +67,28 @@ def rewrite(tree, change):
     return found
 
 
+_QUOTES = {"SingleQuote": "‘’", "DoubleQuote": "“”"}
+
+
 def plain(tree):
     """The text of a tree, without markup; blocks are separated by spaces, mathematics is TeX."""
-    text = []
-    for x in nodes(tree):
-        kind = x["t"]
-        if kind == "Str":
-            text.append(x["c"])
-        elif kind in ("Code", "Math", "CodeBlock"):
-            text.append(x["c"][1])
-        elif kind in ("Space", "SoftBreak", "LineBreak"):
-            text.append(" ")
-        elif kind == "Quoted":
-            text.append("")
-        elif kind in ("Para", "Plain", "Header") and text:
-            text.append(" ")
-    return "".join(text).strip()
+    return " ".join(_text(tree).split())
+
+
+def _text(tree):
+    if isinstance(tree, list):
+        return "".join(map(_text, tree))
+    if not isinstance(tree, dict):
+        return ""
+    kind, content = tree.get("t"), tree.get("c", [])
+    if kind == "Str":
+        return content
+    if kind in ("Code", "Math", "CodeBlock"):
+        return content[1] + (" " if kind == "CodeBlock" else "")
+    if kind in ("Space", "SoftBreak", "LineBreak"):
+        return " "
+    if kind == "Quoted":
+        return _text(content[1]).join(_QUOTES[content[0]["t"]])
+    if kind in ("RawInline", "RawBlock"):
+        return ""
+    return _text(content) + (" " if kind in ("Para", "Plain", "Header") else "")
