@@ -1,4 +1,4 @@
-// node browser.js FOLDER CHROMIUM: opens every page on a wide light and on a narrow dark screen;
+// node browser.js FOLDER CHROMIUM [PAGE...]: opens every page, or those named, on a wide light and on a narrow dark screen;
 // prints serious faults that axe-core finds, console errors, requests to elsewhere, sideways scrolling.
 "use strict";
 const fs = require("fs");
@@ -28,8 +28,9 @@ async function look(browser, name, width, colorScheme) {
 }
 
 (async () => {
-  const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
-  for (const name of pages) {
+  const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-renderer-backgrounding"] });
+  const only = process.argv.slice(4);
+  for (const name of only.length ? only : pages) {
     await look(browser, name, 1440, "light");
     await look(browser, name, 390, "dark");
   }
