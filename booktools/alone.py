@@ -182,7 +182,7 @@ def trial(chapters=None, keep=None, root=ROOT):
             copy.parent.mkdir(exist_ok=True)
             shutil.copy(path, copy)
             _run(python, copy, env)
-            outputs = {cell.id: cell.outputs for cell in prose.cells(copy)}
+            outputs = {cell.id: cell.outputs for cell in prose.cells(copy)} | {ID: []}  # pip may warn
             faults = list(fresh.differences(path, outputs))
             print(
                 f"{path.stem}: ran alone in {time.time() - begun:.0f} s, {len(faults)} other outputs",
