@@ -17,6 +17,9 @@ from .ppo import *
 from .grpo import *
 from .kl import *
 from .sandbox import *
+from .real_bugs import *
+from .llm import *
+from .coding_tools import *
 
 
 def _link_docstrings():
