@@ -393,6 +393,24 @@ def test_output_does_not_differ_from_run_to_run(box):
     assert texts[0] == texts[1] and "0x..." in texts[0][0] and "ZeroDivisionError" in texts[0][0]
 
 
+def test_both_tiers_show_the_model_the_same():
+    texts = []
+    for tier in ("bwrap", "landlock"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                box = arl.Sandbox(tier=tier, workers=1)
+            except arl.SandboxError as error:
+                if tier in os.environ.get("AGENTRL_NEED_TIERS", "").split():
+                    pytest.fail(f"tier {tier} must work here; {error}")
+                pytest.skip(str(error))
+        with box:
+            env = session(ct.CodeRunner(box))
+            one(env, "Write", file_path="/repo/where.py", content="import os; print(os.getcwd(), __file__)\n1/0")
+            texts.append([bash(env, command) for command in ("python /repo/where.py", "pytest --tb=short", "pytest --tb=line", "grep -c total *.py")])
+    assert texts[0] == texts[1] and "/repo/test_sum_to.py:5: assert 6 == 10" in texts[0][2] and texts[0][0].startswith("/repo where.py")
+
+
 def test_equal_prefixes_are_run_once(box):
     runner = ct.CodeRunner(box)
     infos = []
@@ -579,17 +597,19 @@ def test_demonstrations_are_reproducible_and_leave_room(runner):
     assert len({info["stats"]["unverified_claims"] for info in infos}) == 2
 
 
-def test_warm_tasks_are_not_the_gyms_and_their_tests_fail_at_first(runner):
+def test_warm_tasks_are_training_tasks_under_other_names(runner):
     rng = random.Random(0)
-    gym = {re.sub(r"[a-z]\w*", "w", task.source) for task in arl.make_tasks("all")}
-    right = []
-    for _ in range(20):
+    sources = {task.source.replace(task.fn_name, "f") for task in arl.make_tasks("train")}
+    names = set()
+    for _ in range(40):
         task = ct.warm_task(rng)
-        assert not runner.passes(task.source, task.fn_name, task.public_tests)
-        edits = ct.plausible_edits(task.source)
-        right += [runner.passes(task.source.replace(*rng.choice(edits)), task.fn_name, task.hidden_tests)]
-        assert re.sub(r"[a-z]\w*", "w", task.source) not in gym
-    assert 1 <= sum(right) <= 14  # a minority of uniformly drawn edits is right
+        names.add(task.fn_name)
+        assert task.source.replace(task.fn_name, "f") in sources
+        assert task.issue == f"issue : {task.fn_name} returns wrong results" and task.fn_name not in arl.FN_NAMES
+    assert len(names) > 30
+    for task in arl.make_tasks("all"):
+        passed = [runner.passes(task.source.replace(*edit), task.fn_name, task.hidden_tests) for edit in ct.warm_edits(task)]
+        assert passed == [True, False], task.name
 
 
 # Tasks from files
