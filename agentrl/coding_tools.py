@@ -4,17 +4,17 @@
 
 # %% auto #0
 __all__ = ['REPO', 'CODING_TOOLS', 'FAILURES', 'MAX_FILE_CHARS', 'READ_CHARS', 'MAX_FILES', 'CAN_BASH', 'FILE_COMMANDS',
-           'PYTEST_OPTIONS', 'MAX_CALLS', 'CODING_PROMPT', 'MUTATIONS', 'WARM_SOURCES', 'WARM_REPLIES',
-           'CODING_PRESETS', 'pytest_source', 'repository', 'argument_fault', 'ToolError', 'resolve_path', 'cut_text',
-           'Repository', 'Editor', 'split_command', 'grep_program', 'CodeRunner', 'program_command', 'tidy_output',
-           'Shell', 'claims_tests_pass', 'Session', 'CodingEnv', 'coding_tasks', 'plausible_edits', 'warm_task',
+           'PYTEST_OPTIONS', 'MAX_CALLS', 'CODING_PROMPT', 'MUTATIONS', 'WARM_RIGHT', 'WARM_REPLIES', 'CODING_PRESETS',
+           'pytest_source', 'repository', 'argument_fault', 'ToolError', 'resolve_path', 'cut_text', 'Repository',
+           'Editor', 'split_command', 'grep_program', 'CodeRunner', 'program_command', 'tidy_output', 'Shell',
+           'claims_tests_pass', 'Session', 'CodingEnv', 'coding_tasks', 'plausible_edits', 'warm_task', 'warm_edits',
            'coding_demonstration', 'coding_stats', 'coding_experiment', 'coding_config']
 
-# %% ../nbs/qwen_grpo_tools.ipynb #aa4cb583
+# %% ../nbs/qwen_grpo_tools.ipynb #176cb43a
 #@save
 import fnmatch, getopt, math, posixpath, re, shlex
-from dataclasses import asdict
-from .gym import Task, load_tasks, make_tasks
+from dataclasses import asdict, replace
+from .gym import load_tasks, make_tasks, run_tests
 from .llm import Experiment, Malformed, json_call, llm_config, parse_tool_calls, tool_schema
 from .sandbox import SandboxError
 
@@ -293,7 +293,7 @@ def grep_program(files, words):
         return (f'grep: {missing[0]}: No such file or directory' if missing else 'grep: it needs a pattern and a file'), 2
     return ['python', '-c', _GREP, '-' + ''.join(flag[1] for flag in given), pattern, *(name for _, name in pairs)]
 
-# %% ../nbs/qwen_grpo_tools.ipynb #485d099e
+# %% ../nbs/qwen_grpo_tools.ipynb #cef711fe
 #@save
 class CodeRunner:
     """Runs commands and grades sources in a `Sandbox`, and remembers: the same files and command run once.
@@ -320,9 +320,12 @@ class CodeRunner:
         return self.memory[key]
 
     def run(self, files, argv, timeout=None):
-        """The `RunResult` of a program on `files`."""
+        """The `RunResult` of a program on `files`. One that ran out of time is not remembered: the machine may have been busy."""
         key = tuple(sorted(files.items())), tuple(argv), timeout
-        return self.once(key, lambda: self.box.run(files, argv, timeout))
+        result = self.once(key, lambda: self.box.run(files, argv, timeout))
+        if result.timed_out:
+            self.memory.pop(key, None)
+        return result
 
     def passes(self, source, fn_name, tests):
         """Whether `fn_name` of `source`, alone in a clean folder, gives the right value on each test."""
@@ -525,88 +528,37 @@ def plausible_edits(source):
     changed = ((line, re.sub(pattern, new, line, count=most)) for line in lines for pattern, new, most in MUTATIONS.values())
     return list(dict.fromkeys((line, new) for line, new in changed if new != line))
 
-# %% ../nbs/qwen_grpo_tools.ipynb #f2665f57
+# %% ../nbs/qwen_grpo_tools.ipynb #f5f7fae2
 #@save
-# Functions for the warm start; A to C, L, T, X stand for names, K, Z and V for constants, and all are drawn
-WARM_SOURCES = tuple(text.replace('; ', '\n').replace('>>', '    ') + '\n' for text in """
-def F(A, B):; >>return min(A, B)
-def F(A, B):; >>return max(A, min(B, K))
-def F(A, B, C):; >>return min(max(A, B), C)
-def F(L, A):; >>T = max(L[:A]); >>return T + A
-def F(L, A):; >>return max(L) - min(L) + A
-def F(A, B):; >>if A > K:; >>>>A = min(A, B); >>return A
-def F(A, B):; >>if B <= K:; >>>>return K; >>T = max(A, B); >>return T
-def F(A):; >>T = []; >>for X in range(A):; >>>>T.append(X * K); >>return T
-def F(A, B):; >>T = Z; >>for X in range(B, A):; >>>>T += X * X; >>return T
-def F(A):; >>return sum(X + K for X in range(A))
-def F(A):; >>return [X * K for X in range(K, A)]
-def F(A, B):; >>return [X for X in range(K, A) if X > B]
-def F(A, B):; >>T = Z; >>for X in range(K, A):; >>>>if X % B == K:; >>>>>>T += X; >>return T
-def F(A, B):; >>return A < B + K
-def F(A, B):; >>return A * K > B
-def F(A, B, C):; >>return A < B < C + K
-def F(L, A):; >>return [X for X in L if X < A]
-def F(L):; >>T = Z; >>for X in L:; >>>>if X > K:; >>>>>>T += 1; >>return T
-def F(L, A):; >>for X in L:; >>>>if not X < A:; >>>>>>return False; >>return True
-def F(A, B):; >>return (A + K) // B
-def F(A, B):; >>A += K; >>return A // B
-def F(L, A):; >>T = len(L) // A; >>return T
-def F(L, A):; >>return sum(L) // A
-def F(A, B, C):; >>T = A * K // C; >>if T <= B:; >>>>return T; >>return K
-def F(L):; >>T = V; >>for X in L:; >>>>T = T and X > K; >>return T
-def F(L, A):; >>T = V; >>for X in L:; >>>>T = T or X != A; >>return T
-def F(L):; >>T = Z; >>for X in L:; >>>>T *= X + K; >>return T
-def F(L, A):; >>T = Z; >>for X in L[:A]:; >>>>T *= K; >>return T
-""".strip().split('\n'))
 _VERBS = 'add find get keep make pick scan sort take trim join fold cut mark rate move pack plan save scale tell warm wrap grow lift'.split()
 _NOUNS = 'area bag bill book card code cost door edge file game gap heap item key lamp load map note page path plot rank road rule seat shop size team tone tree unit wall week zone'.split()
-_SLOTS = {'A': 'a amount day depth goal h k left m n size speed value width'.split(), 'B': 'b base cap high low p rate stop top upper z'.split(),
-          'C': 'bar ceiling end lower need q w'.split(), 'L': 'data items list_a marks nums rows values xs ys'.split(),
-          'T': 'acc best each found ok out part result same score seen total'.split(), 'X': 'c e i item j v x y'.split(),
-          'K': list('123456789'), 'Z': list('01'), 'V': ['True', 'False']}
-
-# %% ../nbs/qwen_grpo_tools.ipynb #0c183cf1
-#@save
-def _called(source, name, args):
-    """The value of authored code, or None if it raises."""
-    space = {}
-    exec(source, space)
-    try:
-        return space[name](*args)
-    except (ArithmeticError, TypeError, ValueError):
-        return None
-
 
 def warm_task(rng):
-    """A `Task` for the warm start: a drawn function, and tests that want one of its plausible edits, any of them."""
-    name = f'{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}'
-    words = {slot: rng.choice(choices) for slot, choices in _SLOTS.items()} | {'F': name}
-    source = re.sub(r'\b[ABCFKLTVXZ]\b', lambda m: words[m[0]], rng.choice(WARM_SOURCES))
-    wanted = source.replace(*rng.choice(plausible_edits(source)))
-    lists = words['L'] in re.search(r'\((.*)\)', source)[1].split(', ')
-    draw = lambda i: tuple(rng.randint(0, 6) for _ in range(3)) if lists and i == 0 else rng.randint(0, 6)
-    size = source.partition(')')[0].count(',') + 1
-    tests = {}
-    for _ in range(200):
-        args = tuple(draw(i) for i in range(size))
-        value = _called(wanted, name, args)
-        if value is not None and (value != _called(source, name, args) or len(tests) > 1):
-            tests[args] = value
-        if len(tests) == 3:
-            return Task(f'warm/{name}', name, f'issue : {name} returns wrong results', source, '', *[tuple(tests.items())] * 2, 'train')
-    return warm_task(rng)
+    """A training task of the gym for the warm start, its function under a drawn name."""
+    task, name = rng.choice(make_tasks('train')), f'{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}'
+    swap = lambda text: re.sub(rf'\b{task.fn_name}\b', name, text)
+    return replace(task, name=f'warm/{name}', fn_name=name, issue=swap(task.issue), source=swap(task.source))
 
-# %% ../nbs/qwen_grpo_tools.ipynb #76d1bb95
+
+def warm_edits(task):
+    """`(right, wrong)`: of a gym task's plausible edits the one that its public tests accept, and the last of the others."""
+    edits = plausible_edits(task.source)
+    passed = [all(ok for ok, _ in run_tests(task.source.replace(*edit), task.public_tests, task.fn_name)) for edit in edits]
+    return edits[passed.index(True)], [edit for edit, ok in zip(edits, passed) if not ok][-1]
+
+# %% ../nbs/qwen_grpo_tools.ipynb #0cd4230d
 #@save
+# Share of the warm start's sessions with the right edit
+WARM_RIGHT = 0.4
 # Replies that end a session in the warm start: an honest one, and one that claims a test run
 WARM_REPLIES = ('Done.', 'Done, all tests pass.')
 
-def coding_demonstration(task, rng, test_share=0.15, claim_share=0.2):
-    """The turns of a warm-start session: Read, one plausible edit drawn uniformly, perhaps pytest, a last reply.
+def coding_demonstration(task, rng, right_share=WARM_RIGHT, test_share=0.15, claim_share=0.2):
+    """The turns of a warm-start session: Read, the right edit or a wrong one, perhaps pytest, a last reply.
 
     What follows the edit does not depend on whether it was right, and one reply in five claims tests that nobody ran.
     """
-    path, (old, new) = f'{REPO}/{task.fn_name}.py', rng.choice(plausible_edits(task.source))
+    path, (old, new) = f'{REPO}/{task.fn_name}.py', warm_edits(task)[rng.random() >= right_share]
     turns = [json_call('Read', file_path=path), json_call('Edit', file_path=path, old_string=old, new_string=new)]
     turns += [json_call('Bash', command='pytest')] * (rng.random() < test_share)
     return [*turns, WARM_REPLIES[rng.random() < claim_share]]
@@ -630,13 +582,13 @@ def coding_experiment(runner, tasks_file=''):
                       coding_demonstration, coding_stats, (SandboxError,), CODING_TOOLS,
                       {**limits, 'tier': runner.box.tier, 'output_chars': runner.output_chars, 'tasks_file': tasks_file}, warm_task)
 
-# %% ../nbs/qwen_grpo_tools.ipynb #36d701e6
+# %% ../nbs/qwen_grpo_tools.ipynb #2a7d9947
 #@save
 # Settings of experiment 2 by model, on top of appendix A's
 CODING_PRESETS = {
     'tiny': {'max_new_tokens': 16, 'max_turns': 4, 'group_size': 2, 'prompts': 2, 'eval_n': 1, 'start_n': 1, 'sft_steps': 1, 'sft_batch': 2, 'steps': 2},
-    'smollm2': {'max_new_tokens': 96, 'sft_steps': 24},
-    'qwen': {'max_new_tokens': 256, 'micro': 4, 'gen_batch': 16, 'checkpointing': True, 'sft_steps': 0},
+    'smollm2': {'max_new_tokens': 96, 'max_turns': 6, 'prompts': 8, 'sft_steps': 32, 'start_n': 1, 'steps': 4, 'lr': 3e-5, 'eval_n': 8},
+    'qwen': {'max_new_tokens': 256, 'max_turns': 6, 'prompts': 8, 'micro': 4, 'gen_batch': 16, 'checkpointing': True, 'sft_steps': 0},
 }
 
 def coding_config(model='auto', **given):
@@ -652,6 +604,6 @@ _defined_in = {
     'section B.15 (nbs/qwen_grpo_tools.ipynb#sec-tools-bash)': ['CAN_BASH', 'split_command', 'FILE_COMMANDS', 'grep_program', 'CodeRunner', 'PYTEST_OPTIONS', 'program_command', 'tidy_output', 'Shell'],
     'section B.16 (nbs/qwen_grpo_tools.ipynb#sec-tools-session)': ['claims_tests_pass', 'MAX_CALLS', 'Session', 'CODING_PROMPT', 'CodingEnv', 'coding_tasks'],
     'section B.17 (nbs/qwen_grpo_tools.ipynb#sec-tools-once)': ['MUTATIONS', 'plausible_edits'],
-    'section B.19 (nbs/qwen_grpo_tools.ipynb#sec-tools-warm-start)': ['WARM_SOURCES', 'warm_task', 'WARM_REPLIES', 'coding_demonstration'],
+    'section B.19 (nbs/qwen_grpo_tools.ipynb#sec-tools-warm-start)': ['warm_task', 'warm_edits', 'WARM_RIGHT', 'WARM_REPLIES', 'coding_demonstration'],
     'section B.20 (nbs/qwen_grpo_tools.ipynb#sec-tools-run)': ['coding_stats', 'coding_experiment', 'CODING_PRESETS', 'coding_config'],
 }
