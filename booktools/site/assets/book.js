@@ -35,7 +35,7 @@ document.addEventListener("click", (event) => {
 // What scrolls sideways can be reached from the keyboard.
 const reachable = () => {
   for (const box of $("pre, .table, .math.display")) {
-    if (box.scrollWidth > box.clientWidth + 1) {
+    if (box.scrollWidth > box.clientWidth) {
       box.tabIndex = 0;
       box.setAttribute("role", "group");
       box.setAttribute("aria-label", box.dataset.label || (box.matches(".out") ? "Output" : box.matches("pre") ? "Code" : "Equation"));
@@ -44,6 +44,7 @@ const reachable = () => {
 };
 reachable();
 addEventListener("resize", reachable);
+document.fonts?.ready.then(reachable); // formulas grow when their fonts have come
 
 // Headings on the right: open when there is room, the current one marked.
 const toc = document.querySelector(".toc details");
