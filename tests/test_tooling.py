@@ -477,6 +477,7 @@ def test_an_extra_is_installed_once_and_into_venv_only(monkeypatch):
     done = lambda command, **_: commands.append(command) or subprocess.CompletedProcess(command, 0)
     monkeypatch.setattr(subprocess, "run", done)
     run.install_extra("llm", ("json", "ast"))
+    monkeypatch.setattr(sys, "prefix", str(ROOT / "elsewhere"))
     with pytest.raises(project.BookError, match="'llm'.*make run CHAPTER"):
         run.install_extra("llm", ("json", "no_such_module"))
     monkeypatch.setattr(sys, "prefix", str(ROOT / ".venv"))
