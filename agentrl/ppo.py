@@ -73,12 +73,14 @@ def ratio_stats(log_ratio, cut, mask):
 # %% ../nbs/08_ppo.ipynb #38b77742
 #@save
 def ppo_policy_loss(
-    logp, old_logp, advantages, mask, clip_low, clip_high, loss_mode, norm_const=None
+    logp, old_logp, advantages, mask, clip_low, clip_high, loss_mode, norm_const=None,
+    surrogate=clipped_surrogate,
 ):
     """The clipped policy loss, to be minimised -> (loss, stats of `ratio_stats`).
 
     logp, old_logp, mask: [B, T]; advantages: [B], one an episode, or [B, T], one a
-    token; clip_low, clip_high: how far the ratio may fall below and rise above 1; loss_mode, norm_const: see `aggregate_loss`. Raises
+    token; clip_low, clip_high: how far the ratio may fall below and rise above 1; loss_mode, norm_const: see `aggregate_loss`;
+    surrogate: the objective of a token, called like `clipped_surrogate`. Raises
     ValueError for shapes that don't fit, an unknown mode or unusable bounds. Source: Schulman et
     al. (2017), equation 7.
     """
@@ -87,7 +89,7 @@ def ppo_policy_loss(
     wide = torch.promote_types(logp.dtype, torch.float32)  # half precision is too coarse
     log_ratio = torch.where(mask.bool(), logp.to(wide) - old_logp.detach().to(wide), 0.0)
     per_token = advantages if advantages.dim() == 2 else advantages[:, None]
-    objective, cut = clipped_surrogate(log_ratio, per_token, clip_low, clip_high)  # [B, T]
+    objective, cut = surrogate(log_ratio, per_token, clip_low, clip_high)  # [B, T]
     return aggregate_loss(-objective, mask, loss_mode, norm_const), ratio_stats(
         log_ratio, cut, mask
     )

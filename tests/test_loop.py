@@ -42,7 +42,7 @@ DEFAULTS = {
     "clip_high": 0.2, "loss_mode": "token_mean", "norm_const": None, "kl_coef": 0.0,
     "kl_kind": "k3", "lr": 1e-3, "epochs": 1, "minibatches": 2, "max_grad_norm": 1.0, "seed": 0,
     "kl_in": "loss", "entropy_coef": 0.0, "target_kl": None,
-    "correction": None, "correction_cap": 2.0,
+    "correction": None, "correction_cap": 2.0, "surrogate": "clip",
 }  # fmt: skip
 
 AT_LEAST_1 = ["group_size", "prompts_per_step", "max_turns", "max_sample_rounds", "epochs", "minibatches"]
@@ -58,6 +58,7 @@ CHOICES = {
     "kl_kind": ("k1", "k2", "k3"),
     "kl_in": ("loss", "reward"),
     "correction": ("recompute", "truncate", "mask"),
+    "surrogate": ("clip",),
 }
 STRANGE = [NAN, INF, -INF, "1", "", [], [1], {}, b"1", 1j, object, torch.tensor([1.0, 2.0])]
 
@@ -121,6 +122,7 @@ def test_settings_keep_their_names_order_and_defaults():
         ({"clip_low": 1.5}, ["clip_low is 1.5", "at most 1"]),
         ({"seed": 2**63}, [f"seed is {2**63}", "below 2**63"]),
         ({"correction": "mask", "ratio_level": "sequence"}, ["correction is 'mask'", "sequence"]),
+        ({"surrogate": "cispo", "ratio_level": "sequence"}, ["surrogate is 'cispo'"]),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(fields, words):
