@@ -260,7 +260,7 @@ def test_copies_of_a_function_are_duplicates(box, tmp_path):
     body = "(n, top):\n    total = 0\n    for i in range(n):\n        if i < top:\n            total += i\n    return total\n\n"
     path = tmp_path / "twice.py"
     path.write_text(f"def one{body}def two{body}")
-    tasks, report = arl.mine_tasks(path, box)
+    tasks, report = arl.mine_tasks(path, box, per_function=2)
     assert {t.fn_name for t in tasks} == {"one"}
     assert {name for name, _, why in report["dropped"] if why == "duplicate of another task"} == {"two"}
 
