@@ -16,6 +16,7 @@ from .advantages import *
 from .ppo import *
 from .grpo import *
 from .kl import *
+from .rewards import *
 from .batching import *
 from .sandbox import *
 from .real_bugs import *
