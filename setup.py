@@ -32,6 +32,6 @@ setup(
         "book": lines("chapter_requirements") + lines("book_requirements"),
         "bench": lines("bench_requirements"),
         "llm": lines("llm_requirements"),
-        "ray": lines("ray_requirements"),
+        **{name: lines(name + "_requirements") for name in ("ray", "trl", "openenv", "verifiers", "verl")},
     },
 )

@@ -689,7 +689,7 @@ def test_metadata_has_one_source(monkeypatch):
     runpy.run_path("setup.py")
     assert passed["version"] == given["version"] == importlib.import_module("agentrl").__version__
     assert passed["install_requires"] == [str(x) for x in given["requirements"].split("\n")[1:]]
-    assert set(passed["extras_require"]) == {"chapters", "book", "bench", "llm", "ray"} and {x.partition(".")[0] for x in passed["packages"]} == {
+    assert set(passed["extras_require"]) == {"chapters", "book", "bench", "llm", "ray", "trl", "openenv", "verifiers", "verl"} and {x.partition(".")[0] for x in passed["packages"]} == {
         "agentrl",
         "booktools",
     }
