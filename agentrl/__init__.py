@@ -19,6 +19,7 @@ from .kl import *
 from .rewards import *
 from .batching import *
 from .sandbox import *
+from .engines import *
 from .real_bugs import *
 from .llm import *
 from .coding_tools import *
