@@ -17,6 +17,7 @@ from .ppo import *
 from .grpo import *
 from .kl import *
 from .rewards import *
+from .horizons import *
 from .batching import *
 from .sandbox import *
 from .engines import *
