@@ -18,6 +18,7 @@ from .grpo import *
 from .kl import *
 from .rewards import *
 from .horizons import *
+from .systems import *
 from .batching import *
 from .sandbox import *
 from .engines import *
