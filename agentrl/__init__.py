@@ -20,6 +20,7 @@ from .rewards import *
 from .horizons import *
 from .systems import *
 from .batching import *
+from .evaluation import *
 from .sandbox import *
 from .engines import *
 from .real_bugs import *
