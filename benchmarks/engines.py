@@ -383,17 +383,12 @@ def contract_verl():
 
 def contract_ray(workers=2):
     """The scripted episode in a worker of Ray, and four sampled groups in several against the same in this process."""
-    import ray
     cfg = small_config()
     model, chat, rows = setting(cfg, 4)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     os.environ['PYTHONPATH'] = os.pathsep.join([str(ROOT), str(ROOT / 'benchmarks')])                       # for the workers
-    ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level='error')
-    try:
-        scripted = ray.get([ray.remote(by_the_book).remote(model, chat, row) for row in rows[:2]])
-        groups = ray.get([ray.remote(arl.play_job).remote(state, row, cfg, 0) for row in rows])
-    finally:
-        ray.shutdown()
+    scripted = arl.ray_map(by_the_book, [(model, chat, row) for row in rows[:2]], workers)
+    groups = arl.ray_map(arl.play_job, [(state, row, cfg, 0) for row in rows], workers)
     ours = [arl.played(by_the_book(model, chat, row)) for row in rows[:2]]
     faults = [fault for a, b in zip(ours, map(arl.played, scripted)) for fault in arl.contract_faults(a, b)]
     here = [arl.play_job(state, row, cfg, 0) for row in rows]
