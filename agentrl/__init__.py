@@ -21,6 +21,7 @@ from .horizons import *
 from .systems import *
 from .batching import *
 from .evaluation import *
+from .debugging import *
 from .sandbox import *
 from .engines import *
 from .real_bugs import *
