@@ -553,12 +553,12 @@ WARM_RIGHT = 0.4
 # Replies that end a session in the warm start: an honest one, and one that claims a test run
 WARM_REPLIES = ('Done.', 'Done, all tests pass.')
 
-def coding_demonstration(task, rng, right_share=WARM_RIGHT, test_share=0.15, claim_share=0.2):
+def coding_demonstration(task, rng, right_share=WARM_RIGHT, test_share=0.15, claim_share=0.2, edits=warm_edits):
     """The turns of a warm-start session: Read, the right edit or a wrong one, perhaps pytest, a last reply.
 
-    What follows the edit does not depend on whether it was right, and one reply in five claims tests that nobody ran.
+    edits: task -> (right edit, wrong edit), each a line and what it becomes. What follows the edit does not depend on whether it was right, and one reply in five claims tests that nobody ran.
     """
-    path, (old, new) = f'{REPO}/{task.fn_name}.py', warm_edits(task)[rng.random() >= right_share]
+    path, (old, new) = f'{REPO}/{task.fn_name}.py', edits(task)[rng.random() >= right_share]
     turns = [json_call('Read', file_path=path), json_call('Edit', file_path=path, old_string=old, new_string=new)]
     turns += [json_call('Bash', command='pytest')] * (rng.random() < test_share)
     return [*turns, WARM_REPLIES[rng.random() < claim_share]]

@@ -6,26 +6,29 @@
 __all__ = ['NOT_PURE', 'NOT_PURE_NAMES', 'NOT_PURE_ATTRIBUTES', 'MOST_SOURCE_LINES', 'VALUE_KINDS', 'NAME_KINDS', 'NOTE_KINDS',
            'SAMPLE_TEXTS', 'INT_RANGES', 'DRIVER', 'MOST_LINES_RUN', 'COMPARISONS', 'OPERATORS', 'TWINS', 'BUG_MAKERS',
            'BUG_KINDS', 'MOST_PUBLIC', 'LEAST_HIDDEN', 'MOST_EDITS', 'TWIN_MODULES', 'MINED_MODULES', 'ANSWER_WAYS',
-           'Refused', 'RealFunction', 'bound_names', 'used_names', 'source_path', 'ModuleSource', 'import_line',
-           'cut_out', 'static_refusal', 'state_refusal', 'cut_functions', 'doctest_code', 'is_small_plain',
-           'written_calls', 'kind_of', 'likely_kinds', 'usage_votes', 'make_text', 'make_int', 'Flavour', 'flavour_of',
-           'make_value', 'neighbour', 'arities', 'likely_arguments', 'inputs_of_kinds', 'drive', 'answers_of_edits',
-           'Edit', 'SourceView', 'change_comparison', 'change_operator', 'off_by_one', 'change_bound',
-           'change_constant', 'change_call', 'change_logic', 'change_flow', 'drop_statement', 'change_variable',
-           'normal_form', 'mutations', 'spread_over_kinds', 'wrapped', 'function_node', 'usable_tests', 'fault_of_runs',
-           'Studied', 'study_function', 'kill_table', 'strong_tests', 'split_tests', 'hardcoded', 'grade_source',
-           'task_of', 'wrong_task', 'tighten', 'fault_of_row', 'plant_bugs', 'split_of', 'licence_of', 'mine_tasks',
-           'mining_sandbox', 'collect', 'without_duplicates', 'mine_library', 'wrong_edits', 'grade_answers',
-           'quixbugs_cases', 'agrees_with_case', 'load_quixbugs', 'quixbugs_pair', 'quixbugs_task']
+           'Refused', 'RealFunction', 'bound_names', 'used_names', 'source_path', 'parse_source', 'ModuleSource',
+           'import_line', 'cut_out', 'static_refusal', 'state_refusal', 'cut_functions', 'doctest_code',
+           'is_small_plain', 'written_calls', 'kind_of', 'likely_kinds', 'usage_votes', 'make_text', 'make_int',
+           'Flavour', 'flavour_of', 'make_value', 'neighbour', 'arities', 'likely_arguments', 'inputs_of_kinds',
+           'drive', 'answers_of_edits', 'Edit', 'SourceView', 'change_comparison', 'change_operator', 'off_by_one',
+           'change_bound', 'change_constant', 'change_call', 'change_logic', 'change_flow', 'drop_statement',
+           'change_variable', 'normal_form', 'mutations', 'spread_over_kinds', 'wrapped', 'function_node',
+           'usable_tests', 'fault_of_runs', 'Studied', 'study_function', 'kill_table', 'strong_tests', 'split_tests',
+           'hardcoded', 'grade_source', 'task_of', 'wrong_task', 'tighten', 'fault_of_row', 'plant_bugs', 'split_of',
+           'licence_of', 'mine_tasks', 'mining_sandbox', 'collect', 'without_duplicates', 'mine_library', 'wrong_edits',
+           'grade_answers', 'quixbugs_cases', 'agrees_with_case', 'load_quixbugs', 'quixbugs_pair', 'quixbugs_task',
+           'line_edit', 'short_repairs', 'mined_edits', 'mined_experiment']
 
 # %% ../nbs/F_real_bugs.ipynb #97f66113
 #@save
 import ast, builtins, doctest, hashlib, importlib.metadata, importlib.util, json, math, platform, random, re, symtable
-import sys, warnings
+import sys, threading, warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from .coding_tools import coding_demonstration, coding_experiment
 from .gym import Task, to_json
 from .sandbox import Sandbox, SandboxLimits
 
@@ -88,6 +91,15 @@ def source_path(module_or_path):
     raise ValueError(f'module_or_path is {str(module_or_path)!r}; it must be the name of an importable pure-Python '
                      'module, or the path of a .py file')
 
+# %% ../nbs/F_real_bugs.ipynb #f1a0198c
+#@save
+_PARSING = threading.Lock()
+
+def parse_source(text):
+    """The syntax tree of a source, one thread at a time. Raises what `ast.parse` raises."""
+    with _PARSING:
+        return ast.parse(text)
+
 # %% ../nbs/F_real_bugs.ipynb #2499e4cc
 #@save
 class ModuleSource:
@@ -100,7 +112,7 @@ class ModuleSource:
         self.lines = self.text.splitlines(keepends=True)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
-            self.tree = ast.parse(self.text)
+            self.tree = parse_source(self.text)
         self.package = self.name if self.path.stem == '__init__' else self.name.rpartition('.')[0]
         self.binders, self.functions, self.methods = {}, {}, []
         for statement in self.tree.body:
@@ -202,7 +214,7 @@ _GROWS = frozenset('append add update extend insert setdefault pop popitem remov
 
 def static_refusal(module, function, source):
     """Why a function can't be a task, as far as its text tells, or ''."""
-    spec, tree = function.args, ast.parse(source)
+    spec, tree = function.args, parse_source(source)
     nodes = list(ast.walk(tree))
     if isinstance(function, ast.AsyncFunctionDef):
         return 'a coroutine'
@@ -267,7 +279,7 @@ def cut_functions(module, calls=()):
 #@save
 def doctest_code(text):
     """The code of all doctests in the docstrings of a source."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse_source(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
             try:
                 yield from (x.source for x in doctest.DocTestParser().get_examples(ast.get_docstring(node) or ''))
@@ -295,7 +307,7 @@ def written_calls(texts):
     found = {}
     for code in [code for text in texts for code in (text, *doctest_code(text))]:
         try:
-            calls = [x for x in ast.walk(ast.parse(code)) if isinstance(x, ast.Call) and x.args and not x.keywords]
+            calls = [x for x in ast.walk(parse_source(code)) if isinstance(x, ast.Call) and x.args and not x.keywords]
         except SyntaxError:
             continue
         for node in calls:
@@ -482,7 +494,7 @@ class Flavour:
 #@save
 def flavour_of(function):
     """The `Flavour` of a function, read off its code and docstring."""
-    tree = ast.parse(function.source)
+    tree = parse_source(function.source)
     node = next(x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef) and x.name == function.name)
     docs = {id(x.value) for x in ast.walk(tree) if isinstance(x, ast.Expr)}
     values = [x.value for x in ast.walk(tree) if isinstance(x, ast.Constant) and id(x) not in docs]
@@ -717,7 +729,7 @@ class SourceView:
         self.starts = [0]
         for line in self.bytes:
             self.starts.append(self.starts[-1] + len(line.decode()))
-        self.function = next(x for x in ast.parse(source).body if isinstance(x, ast.FunctionDef) and x.name == name)
+        self.function = next(x for x in parse_source(source).body if isinstance(x, ast.FunctionDef) and x.name == name)
         self.parents = {child: node for node in ast.walk(self.function) for child in ast.iter_child_nodes(node)}
         self.nodes = [x for part in [*self.function.body, *self.function.args.defaults] for x in ast.walk(part)]
 
@@ -906,7 +918,7 @@ BUG_KINDS = ('compare', 'negate', 'logic', 'operator', 'bound', 'constant', 'ini
 
 def normal_form(source, name=''):
     """The source without comments, docstrings, annotations, spacing, `+ 0` and `name`: equal for copies."""
-    tree = ast.parse(source)
+    tree = parse_source(source)
     for node in ast.walk(tree):
         body = getattr(node, 'body', None)
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node) is not None:
@@ -971,7 +983,7 @@ def wrapped(function, why):
 #@save
 def function_node(function):
     """The syntax tree of the function that gets the bug."""
-    return next(x for x in ast.parse(function.source).body if isinstance(x, ast.FunctionDef) and x.name == function.name)
+    return next(x for x in parse_source(function.source).body if isinstance(x, ast.FunctionDef) and x.name == function.name)
 
 
 def usable_tests(found, inputs):
@@ -1401,7 +1413,7 @@ def quixbugs_pair(folder, name):
             raise Refused(f'no {part}/{name}.py')
         source = path.read_text(encoding='utf-8').rstrip() + '\n'
         try:
-            tree = ast.parse(source)
+            tree = parse_source(source)
         except SyntaxError as error:
             raise Refused(f'{part}: Python 3 cannot read it: {error.msg}') from None
         for node in ast.walk(tree):
@@ -1445,9 +1457,43 @@ def quixbugs_task(box, folder, name, seed, licence):
         raise Refused(why)
     return task
 
+# %% ../nbs/F_real_bugs.ipynb #78dfe3e8
+#@save
+def line_edit(before, after):
+    """`(line, changed line)`, without indentation, if two sources differ in one line that stands once in the first, else None."""
+    old, new = (source.rstrip('\n').splitlines() for source in (before, after))
+    changed = [(a.strip(), b.strip()) for a, b in zip(old, new) if a != b]
+    if len(old) == len(new) and len(changed) == 1 and before.count(changed[0][0]) == 1:
+        return changed[0]
+
+def short_repairs(tasks, most_lines=12):
+    """Those mined tasks of at most that many lines whose repair is a `line_edit`."""
+    return [task for task in tasks if len(task.source.splitlines()) <= most_lines and line_edit(task.source, task.about['fixed'])]
+
+# %% ../nbs/F_real_bugs.ipynb #6fffcb97
+#@save
+def mined_edits(task):
+    """`(right, wrong)`: the repair of a mined task and another edit of one line; a task without any has the repair twice."""
+    right = line_edit(task.source, task.about['fixed'])
+    wrong = (line_edit(task.source, source) for source in wrong_edits(task, random.Random(task.name), 12))
+    return right, next(filter(None, wrong), right)
+
+def mined_experiment(runner, tasks_file, most_lines=12):
+    """Experiment 2 on the `short_repairs` of a task file, warm start included.
+
+    runner: a `CodeRunner`. ValueError as from `coding_tasks`, and if a split has no such task.
+    """
+    experiment = coding_experiment(runner, tasks_file)
+    chosen = {split: short_repairs(getattr(experiment, split), most_lines) for split in ('train', 'heldout')}
+    for split, members in chosen.items():
+        if not members:
+            raise ValueError(f'{tasks_file}: no task of split {split!r} has at most {most_lines} lines and a repair of one line')
+    return replace(experiment, name='grpo_mined', **chosen, demonstrate=partial(coding_demonstration, edits=mined_edits),
+                   warm_task=lambda rng: rng.choice(chosen['train']))
+
 # %% auto #0
 _defined_in = {
-    'section F.1 (nbs/F_real_bugs.ipynb#sec-real-cut)': ['Refused', 'RealFunction', 'bound_names', 'used_names', 'source_path', 'ModuleSource', 'NOT_PURE', 'NOT_PURE_NAMES', 'NOT_PURE_ATTRIBUTES', 'import_line', 'MOST_SOURCE_LINES', 'cut_out'],
+    'section F.1 (nbs/F_real_bugs.ipynb#sec-real-cut)': ['Refused', 'RealFunction', 'bound_names', 'used_names', 'source_path', 'parse_source', 'ModuleSource', 'NOT_PURE', 'NOT_PURE_NAMES', 'NOT_PURE_ATTRIBUTES', 'import_line', 'MOST_SOURCE_LINES', 'cut_out'],
     'section F.2 (nbs/F_real_bugs.ipynb#sec-real-refused)': ['static_refusal', 'state_refusal', 'cut_functions'],
     'section F.3 (nbs/F_real_bugs.ipynb#sec-real-inputs)': ['doctest_code', 'is_small_plain', 'written_calls', 'VALUE_KINDS', 'NAME_KINDS', 'NOTE_KINDS', 'kind_of', 'likely_kinds', 'usage_votes', 'SAMPLE_TEXTS', 'make_text', 'INT_RANGES', 'make_int', 'Flavour', 'flavour_of', 'make_value', 'neighbour', 'arities', 'likely_arguments', 'inputs_of_kinds'],
     'section F.4 (nbs/F_real_bugs.ipynb#sec-real-drive)': ['DRIVER', 'MOST_LINES_RUN', 'drive', 'answers_of_edits'],
@@ -1457,4 +1503,5 @@ _defined_in = {
     'section F.8 (nbs/F_real_bugs.ipynb#sec-real-library)': ['MINED_MODULES', 'mine_library'],
     'section F.9 (nbs/F_real_bugs.ipynb#sec-real-players)': ['wrong_edits', 'ANSWER_WAYS', 'grade_answers'],
     'section F.11 (nbs/F_real_bugs.ipynb#sec-real-quixbugs)': ['quixbugs_cases', 'agrees_with_case', 'load_quixbugs', 'quixbugs_pair', 'quixbugs_task'],
+    'section F.12 (nbs/F_real_bugs.ipynb#sec-real-model)': ['line_edit', 'short_repairs', 'mined_edits', 'mined_experiment'],
 }
