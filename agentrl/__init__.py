@@ -20,6 +20,7 @@ from .rewards import *
 from .horizons import *
 from .systems import *
 from .batching import *
+from .preferences import *
 from .distillation import *
 from .evaluation import *
 from .debugging import *
