@@ -270,11 +270,12 @@ def measure_training(work):
     curve, ids = by_steps(h1)
     (resumed, ids2), (curve3, ids3) = by_steps(h2), by_steps(h3)
     begin = torch.load(start, weights_only=True)
-    same = [s for s in ids3 if ids3[s] == ids[s]]
+    same = [s for s in sorted(ids3) if ids3[s] == ids[s]]
     return {'settings': SETTINGS, 'warm': WARM, 'curve': curve, 'seconds': h1[0]['seconds'], 'cpu_s': h1[0]['cpu_s'], 'moved': weight_gap(begin, one),
             'killed_at': KILLED_AT, 'resumed_from': h2[0]['from'], 'resumed_steps': len(resumed), 'resumed_same_tokens': all(ids2[s] == ids[s] for s in ids2),
             'resumed_gap': weight_gap(one, again), 'two_seconds': max(h['seconds'] for h in h3), 'two_gap': weight_gap(one, two), 'two_curve': curve3,
-            'two_same_token_steps': len(same), 'log': [{k: v for k, v in entry.items() if isinstance(v, (int, float))} for entry in h1[0]['log'] if 'loss' in entry],
+            'two_same_token_steps': len(same), 'two_first_other': next((s for s in sorted(ids3) if ids3[s] != ids[s]), None),
+            'two_other_groups': sum(ids3[s][row] != ids[s][row] for s in ids3 for row in ids3[s]), 'log': [{k: v for k, v in entry.items() if isinstance(v, (int, float))} for entry in h1[0]['log'] if 'loss' in entry],
             **compare_step(start, work / 'first')}
 
 
@@ -284,7 +285,8 @@ def compare_step(start, folder, settings=SETTINGS):
     begin, (theirs, history) = torch.load(start, weights_only=True), run_of(folder)
     ours, stats, rewards = book_step(begin, settings)
     norm = next(e['grad_norm'] for e in history[0]['log'] if 'grad_norm' in e)
-    return {'step_gap': weight_gap(ours, theirs), 'step_moved': weight_gap(begin, ours), 'step_grad_norm': stats['grad_norm'], 'step_trl_grad_norm': norm,
+    apart = torch.cat([(ours[name] - theirs[name]).abs().flatten() for name in ours])
+    return {'step_gap': weight_gap(ours, theirs), 'step_close': (apart < 0.01 * settings['lr']).double().mean().item(), 'step_moved': weight_gap(begin, ours), 'step_grad_norm': stats['grad_norm'], 'step_trl_grad_norm': norm,
             'step_same_rewards': rewards == [r for g in history[0]['played'] for r in g['rewards']]}
 
 
