@@ -7,7 +7,7 @@ __all__ = ['PANELS', 'FAULTS', 'FACTORS', 'LIMITS', 'draw_panel', 'with_alarm', 
            'tool_tokens', 'wrong_temperature', 'dropout_on', 'stale_log_probs', 'shuffled_groups', 'zero_variance',
            'wrong_normaliser', 'kl_sign', 'reward_leak', 'planted', 'probe_mask', 'probe_log_probs', 'probe_advantages',
            'probe_loss', 'probe_prompts', 'probe_update', 'probed', 'train_faulty', 'signature', 'Signatures',
-           'Finding', 'named_by_probes', 'diagnose', 'first_difference']
+           'Finding', 'named_by_probes', 'diagnose', 'marked', 'first_difference']
 
 # %% ../nbs/18_debugging.ipynb #39f9b101
 #@save
@@ -447,6 +447,22 @@ def diagnose(history, limits=LIMITS):
         found['no signal'] = Finding('no signal', history[0]['step'], 'zero_adv_frac', 1.0)
     return list(found.values())
 
+# %% ../nbs/18_debugging.ipynb #0234730f
+#@save
+def marked(ids, action_mask, tok):
+    """One episode as text, runs of tokens under the mask in square brackets; padding is left out.
+
+    ids: [T]; action_mask: [T-1], aligned with ids[1:]; tok: its tokenizer. Raises ValueError for a mask of another length.
+    """
+    if action_mask.shape != ids[1:].shape:
+        raise ValueError(f'action_mask has shape {tuple(action_mask.shape)}; it must be that of ids[1:], {tuple(ids[1:].shape)}')
+    words, inside = [], False
+    for i, own in zip(ids.tolist(), [False, *action_mask.bool().tolist()]):
+        if own != inside: words.append('[' if own else ']')
+        inside = own
+        if i != tok.pad_id or own: words.append(tok.decode([i]).replace('\n', '|'))
+    return ' '.join(words + [']'] * inside).replace('[ ', '[').replace(' ]', ']')
+
 # %% ../nbs/18_debugging.ipynb #4e0ebb3d
 #@save
 def first_difference(a, b, tolerance=0.0):
@@ -470,5 +486,5 @@ _defined_in = {
     'section 18.4 (nbs/18_debugging.ipynb#sec-debug-invariants)': ['probe_mask', 'FACTORS', 'probe_log_probs', 'probe_advantages', 'probe_loss', 'probe_prompts', 'probe_update', 'probed', 'train_faulty', 'LIMITS'],
     'section 18.5 (nbs/18_debugging.ipynb#sec-debug-signatures)': ['signature', 'Signatures'],
     'section 18.6 (nbs/18_debugging.ipynb#sec-debug-diagnose)': ['Finding', 'named_by_probes', 'diagnose'],
-    'section 18.8 (nbs/18_debugging.ipynb#sec-debug-before)': ['first_difference'],
+    '"Episodes, read" (nbs/18_debugging.ipynb#sec-debug-read)': ['marked', 'first_difference'],
 }

@@ -225,3 +225,12 @@ def test_a_dashboard_has_a_panel_for_each_subject():
     plt.close(fig)
     with pytest.raises(ValueError, match="empty"):
         arl.dashboard([])
+
+
+def test_a_marked_episode_brackets_what_the_policy_wrote():
+    tok = tokenizer()
+    ids = torch.tensor(tok.encode("<obs> issue </obs> <call> read </call> <obs>") + [tok.pad_id])
+    mask = torch.tensor([0, 0, 1, 1, 1, 0, 0])
+    assert arl.marked(ids, mask, tok) == "<obs> issue </obs> [<call> read </call>] <obs>"
+    with pytest.raises(ValueError, match=r"\(8,\).*\(7,\)"):
+        arl.marked(ids, torch.zeros(8), tok)
