@@ -132,6 +132,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'agentrl.debugging.dropout_on': ('debugging.html#dropout_on', 'agentrl/debugging.py'),
                                    'agentrl.debugging.first_difference': ('debugging.html#first_difference', 'agentrl/debugging.py'),
                                    'agentrl.debugging.kl_sign': ('debugging.html#kl_sign', 'agentrl/debugging.py'),
+                                   'agentrl.debugging.marked': ('debugging.html#marked', 'agentrl/debugging.py'),
                                    'agentrl.debugging.mask_shift': ('debugging.html#mask_shift', 'agentrl/debugging.py'),
                                    'agentrl.debugging.named_by_probes': ('debugging.html#named_by_probes', 'agentrl/debugging.py'),
                                    'agentrl.debugging.planted': ('debugging.html#planted', 'agentrl/debugging.py'),
