@@ -24,11 +24,11 @@ from .preferences import *
 from .distillation import *
 from .evaluation import *
 from .debugging import *
+from .llm import *
 from .sandbox import *
+from .coding_tools import *
 from .engines import *
 from .real_bugs import *
-from .llm import *
-from .coding_tools import *
 
 
 def _link_docstrings():

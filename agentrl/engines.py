@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['ENGINES', 'episode_rows', 'open_episode', 'row_number', 'play_row', 'Played', 'played', 'contract_faults',
-           'scripted_episode', 'play_tokens', 'replay_engine', 'run_async', 'in_range', 'require_engine', 'groups_of',
-           'trl_rollout', 'trl_reward', 'tree_policy', 'trl_player', 'trl_config', 'trl_trainer', 'MenuTools',
-           'trl_tokenizer', 'tool_schemas', 'menu_env_with', 'tool_dataset', 'openenv_types', 'openenv_app', 'serve',
-           'RemoteEpisode', 'chat_message', 'plain_message', 'model_answer', 'model_app', 'as_stream',
-           'verl_agent_loop', 'verl_files', 'play_job']
+           'scripted_episode', 'play_tokens', 'replay_engine', 'run_async', 'in_range', 'require_engine',
+           'engine_parts', 'groups_of', 'trl_rollout', 'trl_reward', 'tree_policy', 'trl_player', 'trl_config',
+           'trl_trainer', 'MenuTools', 'trl_tokenizer', 'tool_schemas', 'menu_env_with', 'tool_dataset',
+           'openenv_types', 'openenv_app', 'serve', 'RemoteEpisode', 'chat_message', 'plain_message', 'model_answer',
+           'model_app', 'as_stream', 'verl_agent_loop', 'verl_files', 'play_job']
 
-# %% ../nbs/C_scaling.ipynb #3d615e59
+# %% ../nbs/C_scaling.ipynb #8fe9d651
 #@save
-import asyncio, contextlib, copy, importlib.metadata, json, os, random, re, threading, time, uuid
+import asyncio, contextlib, copy, importlib, importlib.metadata, json, os, random, re, threading, time, uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from .gym import task_from_json, task_to_json
 from .grpo import RLConfig, randomize_names
-from .llm import (Branch, ChatFormat, ToolCall, MenuEnv, Sampler, TreePolicy, TreeTrajectory, balanced_order, demonstration, family_of, finish_turn, json_call, load_model,
+from .llm import (Branch, ChatFormat, ToolCall, MenuEnv, Sampler, TreePolicy, TreeTrajectory, balanced_order, demonstration, family_of, finish_turn, hugging_face, json_call, load_model,
                   llm_batch, named_generator, out_of_room, parse_tool_calls, plain_log_probs, prompt_ids, sample_tree_episodes)
 from .reinforce import check_whole
 
@@ -180,7 +180,7 @@ def in_range(version, wanted):
         return (a >= b) if sign == '>=' else (a < b)
     return all(map(holds, wanted.split(',')))
 
-# %% ../nbs/C_scaling.ipynb #e9b4e097
+# %% ../nbs/C_scaling.ipynb #0bec3545
 #@save
 def require_engine(name, installed=importlib.metadata.version):
     """The versions found, package -> version, of an engine that is there and in range.
@@ -198,6 +198,11 @@ def require_engine(name, installed=importlib.metadata.version):
         if not in_range(found[package], wanted):
             raise ImportError(f'{name} needs {package}{wanted}, and {found[package]} is installed, with which this adapter is not tested: {help_text}')
     return found
+
+def engine_parts(name, module, *parts):
+    """The names `parts` of a module that an engine brings, a list; after `require_engine`, so that nothing is imported before its first use."""
+    require_engine(name)
+    return [getattr(importlib.import_module(module), part) for part in parts]
 
 # %% ../nbs/C_scaling.ipynb #f082cc9e
 #@save
@@ -247,7 +252,7 @@ def trl_player(chat, cfg, make_env=MenuEnv):
             return play_row(policy, chat, row, group_size, sampler, (cfg.seed, trainer.state.global_step), make_env)
     return play
 
-# %% ../nbs/C_scaling.ipynb #59159585
+# %% ../nbs/C_scaling.ipynb #eaac05a9
 #@save
 def trl_config(cfg, folder, processes=1, **given):
     """TRL's `GRPOConfig` for the recipe of an `LLMConfig`: one update a step over all its episodes, everything else off.
@@ -255,8 +260,7 @@ def trl_config(cfg, folder, processes=1, **given):
     folder: for checkpoints; processes: among which the episodes are divided; given: fields of `GRPOConfig` on top. ValueError if a
     process does not get whole groups.
     """
-    require_engine('trl')
-    from trl import GRPOConfig
+    GRPOConfig, = engine_parts('trl', 'trl', 'GRPOConfig')
     check_whole(processes=(processes, 1))
     if cfg.prompts % processes: raise ValueError(f'processes is {processes}; it must divide prompts, which is {cfg.prompts}, for whole groups')
     rl, episodes = cfg.rl, cfg.group_size * cfg.prompts // processes
@@ -269,7 +273,7 @@ def trl_config(cfg, folder, processes=1, **given):
         logging_steps=1, save_strategy='steps', save_steps=cfg.save_every, save_total_limit=2, disable_tqdm=True, dataloader_pin_memory=False)
     return GRPOConfig(**settings | given)
 
-# %% ../nbs/C_scaling.ipynb #638c9728
+# %% ../nbs/C_scaling.ipynb #9198a9c0
 #@save
 def trl_trainer(model, tok, rows, config, chat=None, cfg=None, play=None, callbacks=()):
     """TRL's `GRPOTrainer` on the book's token path.
@@ -277,10 +281,9 @@ def trl_trainer(model, tok, rows, config, chat=None, cfg=None, play=None, callba
     rows: of `episode_rows`, in the order in which they are to come; config: of `trl_config`; play: as `trl_rollout` takes it, by
     default `trl_player(chat, cfg)`.
     """
-    require_engine('trl')
     os.environ.setdefault('TRL_EXPERIMENTAL_SILENCE', '1')
-    from datasets import Dataset
-    from trl import GRPOTrainer
+    GRPOTrainer, = engine_parts('trl', 'trl', 'GRPOTrainer')
+    Dataset, = engine_parts('trl', 'datasets', 'Dataset')
     return GRPOTrainer(model, trl_reward, config, Dataset.from_dict({'prompt': rows}), processing_class=tok, rollout_func=trl_rollout(play or trl_player(chat, cfg)),
                        callbacks=list(callbacks))
 
@@ -324,12 +327,11 @@ class MenuTools:
         """What the episode paid, 0 if it was not submitted."""
         return self._reward
 
-# %% ../nbs/C_scaling.ipynb #e807898c
+# %% ../nbs/C_scaling.ipynb #edc5ec01
 #@save
 def trl_tokenizer(tok):
     """A copy of a Qwen3 tokenizer with the template text that TRL knows tool calls by. ValueError if it renders other prompts."""
-    require_engine('trl')
-    from trl.chat_template_utils import qwen3_chat_template
+    qwen3_chat_template, = engine_parts('trl', 'trl.chat_template_utils', 'qwen3_chat_template')
     ours, theirs = ChatFormat(tok), copy.deepcopy(tok)
     theirs.chat_template = qwen3_chat_template
     messages = [{'role': 'system', 'content': 's'}, {'role': 'user', 'content': 'u'}, {'role': 'assistant', 'content': 'a'}, {'role': 'tool', 'content': 'r'}]
@@ -338,13 +340,13 @@ def trl_tokenizer(tok):
             raise ValueError('tok has a chat template that renders other prompts than the Qwen3 template in TRL')
     return theirs
 
-# %% ../nbs/C_scaling.ipynb #a50bb18b
+# %% ../nbs/C_scaling.ipynb #f85df9f4
 #@save
 def tool_schemas(environment):
     """The schemas that TRL makes of an environment class's public methods, as chat templates take them, in TRL's order."""
-    from transformers.utils import get_json_schema
+    schema_of = hugging_face().utils.get_json_schema
     names = sorted(n for n in vars(environment) if not n.startswith('_') and n not in ('reset', 'get_reward'))
-    return [get_json_schema(getattr(environment(), name)) for name in names]
+    return [schema_of(getattr(environment(), name)) for name in names]
 
 def menu_env_with(schemas):
     """`MenuEnv` that shows the model other schemas of its tools: a function (task, `RLConfig`) -> environment."""
@@ -356,10 +358,10 @@ def menu_env_with(schemas):
 
 def tool_dataset(rows):
     """TRL's dataset for `MenuTools`: 'prompt', the first messages, and 'row'."""
-    from datasets import Dataset
+    Dataset, = engine_parts('trl', 'datasets', 'Dataset')
     return Dataset.from_list([{'prompt': open_episode(row).messages(), 'row': row} for row in rows])
 
-# %% ../nbs/C_scaling.ipynb #eb5e77cd
+# %% ../nbs/C_scaling.ipynb #7ec8dbf5
 #@save
 def openenv_types():
     """The pydantic models of a turn, as OpenEnv takes them: (action, observation).
@@ -367,14 +369,13 @@ def openenv_types():
     The action is what the model wrote in a turn. The observation has the tools' `results`, and at the start `messages` and `tools`;
     `info` is that of the environment.
     """
-    require_engine('openenv')
-    from openenv.core.env_server import Action, Observation
-    from pydantic import Field, create_model
+    Action, Observation = engine_parts('openenv', 'openenv.core.env_server', 'Action', 'Observation')
+    Field, create_model = engine_parts('openenv', 'pydantic', 'Field', 'create_model')
     turn = create_model('Turn', __base__=Action, text=(str, Field(description='what the model wrote in this turn, control tokens left out')))
     empty = lambda kind: (kind, Field(default_factory=kind))
     return turn, create_model('Results', __base__=Observation, results=empty(list), messages=empty(list), tools=empty(list), info=empty(dict))
 
-# %% ../nbs/C_scaling.ipynb #1c5f8cc6
+# %% ../nbs/C_scaling.ipynb #6eccaaa2
 #@save
 def openenv_app(make_env=MenuEnv, sessions=64):
     """A FastAPI application that serves the gym as an OpenEnv environment, each session with an episode of its own.
@@ -383,7 +384,7 @@ def openenv_app(make_env=MenuEnv, sessions=64):
     row and of a step after the end reach the client as errors.
     """
     turn, observation = openenv_types()
-    from openenv.core.env_server import Environment, State, create_fastapi_app
+    Environment, State, create_fastapi_app = engine_parts('openenv', 'openenv.core.env_server', 'Environment', 'State', 'create_fastapi_app')
     class GymEnvironment(Environment):
         SUPPORTS_CONCURRENT_SESSIONS = True
         env, turns, name = None, 0, None
@@ -403,12 +404,12 @@ def openenv_app(make_env=MenuEnv, sessions=64):
             return State(episode_id=self.name, step_count=self.turns)
     return create_fastapi_app(GymEnvironment, turn, observation, max_concurrent_envs=sessions)
 
-# %% ../nbs/C_scaling.ipynb #0d33efba
+# %% ../nbs/C_scaling.ipynb #c9d5ee3a
 #@save
 @contextlib.contextmanager
 def serve(app):
     """Serves an ASGI application on a free port of this machine's loopback inside `with`; gives its address."""
-    import uvicorn
+    uvicorn = importlib.import_module('uvicorn')                                # OpenEnv and verifiers bring it
     server = uvicorn.Server(uvicorn.Config(app, host='127.0.0.1', port=0, log_level='error'))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -421,7 +422,7 @@ def serve(app):
         server.should_exit = True
         thread.join(10)
 
-# %% ../nbs/C_scaling.ipynb #e0c36805
+# %% ../nbs/C_scaling.ipynb #95565966
 #@save
 class RemoteEpisode:
     """An episode on an OpenEnv server, with the book's protocol: `.tools`, `.messages()`, `.step(text)`.
@@ -430,8 +431,7 @@ class RemoteEpisode:
     new session in which the same turns are played again.
     """
     def __init__(self, url, row):
-        require_engine('openenv')
-        from openenv.core.generic_client import GenericEnvClient
+        GenericEnvClient, = engine_parts('openenv', 'openenv.core.generic_client', 'GenericEnvClient')
         self.url, self.row, self.turns = url, row, []
         self.client = GenericEnvClient(base_url=url).sync().connect()
         first = self.client.reset(row=row).observation
@@ -519,7 +519,7 @@ def as_stream(answer):
               head | {'choices': [{'index': 0, 'delta': {}, 'finish_reason': choice['finish_reason']}]}, head | {'choices': [], 'usage': answer['usage']}]
     return b''.join(b'data: %s\n\n' % json.dumps(chunk).encode() for chunk in chunks) + b'data: [DONE]\n\n'
 
-# %% ../nbs/C_scaling.ipynb #1b36fec6
+# %% ../nbs/C_scaling.ipynb #e1da9d41
 #@save
 def verl_agent_loop(trainer_config, server_manager, tokenizer, max_new_tokens=64, **others):
     """What verl instantiates for an episode: an `AgentLoopBase` that plays a row of the dataset by the book's token path.
@@ -527,8 +527,8 @@ def verl_agent_loop(trainer_config, server_manager, tokenizer, max_new_tokens=64
     The row is the dataset's `extra_info['row']`; max_new_tokens: a turn, set in the file that names this function (`verl_files`). The
     output holds the reward, so verl computes none.
     """
-    require_engine('verl')
-    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+    AgentLoopBase, AgentLoopMetrics, AgentLoopOutput = engine_parts('verl', 'verl.experimental.agent_loop.agent_loop', 'AgentLoopBase', 'AgentLoopMetrics',
+                                                                    'AgentLoopOutput')
     class GymAgentLoop(AgentLoopBase):
         async def run(self, sampling_params, **fields):
             env, request, limits = open_episode(fields['extra_info']['row']), uuid.uuid4().hex, self.rollout_config
@@ -543,15 +543,14 @@ def verl_agent_loop(trainer_config, server_manager, tokenizer, max_new_tokens=64
                                    extra_fields={'turn_scores': [], 'tool_rewards': []})
     return GymAgentLoop(trainer_config, server_manager, tokenizer, **others)
 
-# %% ../nbs/C_scaling.ipynb #d26c5697
+# %% ../nbs/C_scaling.ipynb #1ab250cd
 #@save
 def verl_files(rows, cfg, folder):
     """Writes what verl reads, the dataset `train.parquet` and the list of agent loops `agent_loops.yaml` -> its overrides, a list of texts.
 
     rows: of `episode_rows`; cfg: an `LLMConfig`, whose recipe the overrides spell in verl's fields: one update a step, everything else off.
     """
-    require_engine('verl')
-    from datasets import Dataset
+    Dataset, = engine_parts('verl', 'datasets', 'Dataset')
     folder, rl = Path(folder), cfg.rl
     Dataset.from_list([{'data_source': 'agentrl', 'agent_name': 'agentrl_gym', 'prompt': open_episode(row).messages(), 'ability': 'tools',
                         'reward_model': {'style': 'rule', 'ground_truth': ''}, 'extra_info': {'row': row, 'index': row_number(row)}}
@@ -586,7 +585,7 @@ def play_job(state, row, cfg, step, make_env=MenuEnv):
 _defined_in = {
     'section C.2 (nbs/C_scaling.ipynb#sec-engines-core)': ['episode_rows', 'open_episode', 'row_number', 'play_row'],
     'section C.3 (nbs/C_scaling.ipynb#sec-engines-contract)': ['Played', 'played', 'contract_faults', 'scripted_episode', 'play_tokens', 'replay_engine', 'run_async'],
-    'section C.4 (nbs/C_scaling.ipynb#sec-engines-versions)': ['ENGINES', 'in_range', 'require_engine'],
+    'section C.4 (nbs/C_scaling.ipynb#sec-engines-versions)': ['ENGINES', 'in_range', 'require_engine', 'engine_parts'],
     'section C.5 (nbs/C_scaling.ipynb#sec-engines-trl)': ['groups_of', 'trl_rollout', 'trl_reward', 'tree_policy', 'trl_player', 'trl_config', 'trl_trainer'],
     'section C.6 (nbs/C_scaling.ipynb#sec-engines-trl-tools)': ['MenuTools', 'trl_tokenizer', 'tool_schemas', 'menu_env_with', 'tool_dataset'],
     'section C.8 (nbs/C_scaling.ipynb#sec-engines-openenv)': ['openenv_types', 'openenv_app', 'serve', 'RemoteEpisode'],

@@ -9,7 +9,7 @@ import ast
 import re
 from pathlib import Path
 
-from .project import write_atomic
+from .project import notebooks, write_atomic
 
 SAVE = "#@save"
 _HEADING = re.compile(r"^#{1,6} +(?P<text>.*?) *\{#(?P<id>[\w-]+)[^}]*\} *$")
@@ -108,7 +108,7 @@ class SaveProcessor:
 def chapter_modules(root):
     """The modules in chapter order, each with its notebook: `{'plotting': path, ...}`."""
     modules = {}
-    for path in sorted((Path(root) / "nbs").glob("*.ipynb")):
+    for path in notebooks(root):
         text = path.read_text(encoding="utf-8")
         name = re.search(r'"#\| *default_exp:? +([\w.]+)', text)
         if name and f'"{SAVE}' in text:
