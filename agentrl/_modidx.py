@@ -182,6 +182,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'agentrl.engines.as_stream': ('c_scaling.html#as_stream', 'agentrl/engines.py'),
                                  'agentrl.engines.chat_message': ('c_scaling.html#chat_message', 'agentrl/engines.py'),
                                  'agentrl.engines.contract_faults': ('c_scaling.html#contract_faults', 'agentrl/engines.py'),
+                                 'agentrl.engines.engine_parts': ('c_scaling.html#engine_parts', 'agentrl/engines.py'),
                                  'agentrl.engines.episode_rows': ('c_scaling.html#episode_rows', 'agentrl/engines.py'),
                                  'agentrl.engines.groups_of': ('c_scaling.html#groups_of', 'agentrl/engines.py'),
                                  'agentrl.engines.in_range': ('c_scaling.html#in_range', 'agentrl/engines.py'),
