@@ -93,7 +93,7 @@ def fit_episodes(model, optimizer, trajs, tok, cfg, generator=None, weights=None
         records.append({'nll': loss.item(), 'grad_norm': descend(model, optimizer, loss, cfg.max_grad_norm)})
     return {key: sum(r[key] for r in records) / len(records) for key in records[0]} | {'updates': float(len(records))}
 
-# %% ../nbs/15_sft_and_preferences.ipynb #017bf96d
+# %% ../nbs/15_sft_and_preferences.ipynb #d86a5cfa
 #@save
 KINDS_OF_PAIR_LOSS = ('dpo', 'ipo', 'hinge')
 
@@ -112,8 +112,9 @@ class PreferenceConfig:
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not (number and low <= value < high and (name != 'beta' or value > 0)):
-                raise ValueError(f'{name} is {value!r}; it must be a finite number {"above" if name == "beta" else "of at least"} 0'
-                                 + (' and below 0.5' if name == 'label_smoothing' else ''))
+                bound = 'above 0' if name == 'beta' else 'of at least 0'
+                below = ' and below 0.5' if name == 'label_smoothing' else ''
+                raise ValueError(f'{name} is {value!r}; it must be a finite number {bound}{below}')
         if self.kind not in KINDS_OF_PAIR_LOSS:
             raise ValueError(f'kind is {self.kind!r}; it must be one of {KINDS_OF_PAIR_LOSS}')
         if not isinstance(self.length_norm, bool):
@@ -169,7 +170,7 @@ def log_ratios(logp, ref_logp, mask, length_norm=False):
     ratios = torch.where(mask.bool(), logp - ref_logp.detach(), 0.0)
     return masked_mean(ratios, mask, dim=1) if length_norm else ratios.sum(1)
 
-# %% ../nbs/15_sft_and_preferences.ipynb #77cb11c7
+# %% ../nbs/15_sft_and_preferences.ipynb #983274ec
 #@save
 def preference_loss(logp, ref_logp, mask, pairs, pref):
     """Mean loss of the pairs -> (loss, stats).
@@ -178,20 +179,24 @@ def preference_loss(logp, ref_logp, mask, pairs, pref):
     Stats, means over pairs: `margin`, `chosen` and `rejected` (log-ratios, nats), `accuracy` (share with a margin above 0).
     No pairs: loss 0. Raises ValueError for pairs of another shape or outside the batch.
     """
-    if pairs.dim() != 2 or pairs.shape[1] != 2 or (len(pairs) and not 0 <= int(pairs.min()) <= int(pairs.max()) < len(logp)):
-        raise ValueError(f'pairs has shape {tuple(pairs.shape)}; it must be [P, 2], with rows from 0 to {len(logp) - 1}')
+    rows = range(len(logp))
+    if pairs.dim() != 2 or pairs.shape[1] != 2 or any(i not in rows for i in pairs.flatten().tolist()):
+        raise ValueError(
+            f'pairs has shape {tuple(pairs.shape)}; it must be [P, 2], with rows from 0 to {len(logp) - 1}'
+        )
     chosen, rejected = log_ratios(logp, ref_logp, mask, pref.length_norm)[pairs].unbind(1)
     loss = pair_losses(chosen - rejected, pref).sum() / max(1, len(pairs))
     if pref.nll_coef:
         won = torch.zeros_like(logp[:, 0]).index_fill(0, pairs[:, 0], 1.0)
         loss = loss + pref.nll_coef * weighted_nll(logp, mask, won)
     mean = lambda x: x.detach().double().sum().item() / max(1, len(pairs))
-    return loss, {'margin': mean(chosen - rejected), 'chosen': mean(chosen), 'rejected': mean(rejected), 'accuracy': mean(chosen > rejected)}
+    means = {'margin': mean(chosen - rejected), 'chosen': mean(chosen), 'rejected': mean(rejected)}
+    return loss, {**means, 'accuracy': mean(chosen > rejected)}
 
-# %% ../nbs/15_sft_and_preferences.ipynb #7881e841
+# %% ../nbs/15_sft_and_preferences.ipynb #6ebe7c93
 #@save
 def first_update_weight(p, group_size, method):
-    """Expected weight in front of grad p that a first update gives a task of pass rate p, a float; scores of one group.
+    """Expected weight in front of grad p that a first update gives a task of pass rate p, a float.
 
     p: in (0, 1); group_size: G, at least 2; method: 'all successes', 'one success', 'all pairs', 'one pair', 'grpo', by
     enumeration over the number of passes. Sums over the group are divided by G, and all pairs by G^2. ValueError for others.
@@ -209,7 +214,9 @@ def first_update_weight(p, group_size, method):
             case 'all pairs': total += chance * k * fails / G**2 * (up + down)
             case 'one pair': total += chance * (fails > 0) * (up + down)
             case 'grpo': total += chance * (k * fails * (G - 1) / G**3) ** 0.5 * (up + down)
-            case _: raise ValueError(f"method is {method!r}; it must be 'all successes', 'one success', 'all pairs', 'one pair' or 'grpo'")
+            case _:
+                raise ValueError(f"method is {method!r}; it must be 'all successes', 'one success', 'all pairs', "
+                                 "'one pair' or 'grpo'")
     return total
 
 # %% ../nbs/15_sft_and_preferences.ipynb #7da4ee8a
@@ -246,10 +253,13 @@ def preference_update(model, optimizer, trajs, tok, cfg, generator=None, pref=Pr
     means = {key: sum(r[key] for r in records) / len(records) for key in records[0]} if records else {}
     return means | {'n_pairs': float(len(pairs)), 'updates': float(len(records))}
 
-# %% ../nbs/15_sft_and_preferences.ipynb #542bf108
+# %% ../nbs/15_sft_and_preferences.ipynb #e05e3236
 #@save
 def expert_update(model, optimizer, trajs, tok, cfg, generator=None, most=None):
-    """`fit_episodes` on the `accepted` of `trajs`, at most `most` a task -> its stats and `n_kept`. Nothing accepted: no update."""
+    """`fit_episodes` on the `accepted` of `trajs`, at most `most` a task -> its stats and `n_kept`.
+
+    Nothing accepted: no update.
+    """
     kept = accepted(trajs, most=most)
     stats = fit_episodes(model, optimizer, kept, tok, cfg, generator) if kept else {'updates': 0.0}
     return stats | {'n_kept': float(len(kept))}
