@@ -140,6 +140,21 @@ def contract_trl_tools():
             'after_malformed_turns': counted[0], 'after_malformed_reward': malformed[0].reward}
 
 
+def train_tools(steps=3):
+    """A few steps of training through TRL's own tool loop, from the warm start: rewards, calls an episode, and how far the weights went."""
+    cfg = arl.llm_config('tiny', **(SETTINGS | dict(steps=steps, prompts=2, group_size=4)))
+    model, tok, name = arl.load_model('tiny', cfg.seed)
+    begin = torch.load(ROOT / 'results' / 'tiny_qwen3_warm.pt', weights_only=True)
+    model.load_state_dict(begin)
+    rows = arl.episode_rows(arl.menu_experiment(), cfg, range(cfg.steps * cfg.prompts))
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stdout(None):
+        warnings.simplefilter('ignore')
+        trainer = tool_trainer(model, arl.ChatFormat(tok, name), rows, cfg, folder)
+        trainer.train()
+    log = [entry for entry in trainer.state.log_history if 'reward' in entry]
+    return {'rewards': [entry['reward'] for entry in log], 'calls': [entry['tools/call_frequency'] for entry in log], 'moved': weight_gap(begin, model.state_dict())}
+
+
 def smuggled():
     """What a control token in a tool's result becomes, in the book's ids and in TRL's: how many ids of the reply are control ids too many."""
     model, tok, name = arl.load_model('tiny')
@@ -458,7 +473,7 @@ def contract_verifiers():
 def measure(name):
     """The entry of results/engines.json for a name."""
     match name:
-        case 'trl': return {'versions': arl.require_engine('trl') | versions('transformers'), 'rollout_func': contract_trl(), 'environment_factory': contract_trl_tools(), 'smuggled': smuggled()}
+        case 'trl': return {'versions': arl.require_engine('trl') | versions('transformers'), 'rollout_func': contract_trl(), 'environment_factory': contract_trl_tools(), 'smuggled': smuggled(), 'trained': train_tools()}
         case 'trl-train': return {'versions': arl.require_engine('trl') | versions('transformers'), **measure_training(Path(os.environ.get('ENGINES_WORK', tempfile.gettempdir() + '/agentrl-engines')))}
         case 'openenv': return {'versions': arl.require_engine('openenv'), **contract_openenv()}
         case 'verifiers': return {'versions': arl.require_engine('verifiers') | versions('renderers', 'mcp'), **contract_verifiers()}

@@ -309,6 +309,11 @@ def test_trl_with_its_own_loop():
     assert engine('trl').smuggled() == {'ours': 1, 'trl': 2, 'plain_equal': True}
 
 
+def test_trl_trains_through_its_own_loop():
+    found = engine('trl').train_tools(steps=1)
+    assert len(found['rewards']) == len(found['calls']) == 1 and found['calls'][0] > 0
+
+
 def test_trl_needs_whole_groups_a_process():
     engine('trl')
     with pytest.raises(ValueError, match='must divide prompts'): arl.trl_config(CFG, 'folder', processes=3)
