@@ -58,7 +58,7 @@ CHOICES = {
     "kl_kind": ("k1", "k2", "k3"),
     "kl_in": ("loss", "reward"),
     "correction": ("recompute", "truncate", "mask"),
-    "surrogate": ("clip",),
+    "surrogate": ("clip", "cispo", "sapo"),
 }
 STRANGE = [NAN, INF, -INF, "1", "", [], [1], {}, b"1", 1j, object, torch.tensor([1.0, 2.0])]
 
@@ -122,7 +122,7 @@ def test_settings_keep_their_names_order_and_defaults():
         ({"clip_low": 1.5}, ["clip_low is 1.5", "at most 1"]),
         ({"seed": 2**63}, [f"seed is {2**63}", "below 2**63"]),
         ({"correction": "mask", "ratio_level": "sequence"}, ["correction is 'mask'", "sequence"]),
-        ({"surrogate": "cispo", "ratio_level": "sequence"}, ["surrogate is 'cispo'"]),
+        ({"surrogate": "cispo", "ratio_level": "sequence"}, ["surrogate is 'cispo'", "sequence"]),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(fields, words):
