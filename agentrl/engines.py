@@ -519,7 +519,7 @@ def as_stream(answer):
               head | {'choices': [{'index': 0, 'delta': {}, 'finish_reason': choice['finish_reason']}]}, head | {'choices': [], 'usage': answer['usage']}]
     return b''.join(b'data: %s\n\n' % json.dumps(chunk).encode() for chunk in chunks) + b'data: [DONE]\n\n'
 
-# %% ../nbs/C_scaling.ipynb #e1da9d41
+# %% ../nbs/C_scaling.ipynb #4ee4d8eb
 #@save
 def verl_agent_loop(trainer_config, server_manager, tokenizer, max_new_tokens=64, **others):
     """What verl instantiates for an episode: an `AgentLoopBase` that plays a row of the dataset by the book's token path.
@@ -531,12 +531,12 @@ def verl_agent_loop(trainer_config, server_manager, tokenizer, max_new_tokens=64
                                                                     'AgentLoopOutput')
     class GymAgentLoop(AgentLoopBase):
         async def run(self, sampling_params, **fields):
-            env, request, limits = open_episode(fields['extra_info']['row']), uuid.uuid4().hex, self.rollout_config
+            row, request, limits = fields['extra_info']['row'], uuid.uuid4().hex, self.rollout_config
             async def generate(ids, most):
                 out = await self.server_manager.generate(request_id=request, prompt_ids=ids, sampling_params=sampling_params | {'max_tokens': most})
                 return out.token_ids, out.log_probs
-            sampler = Sampler(max_new_tokens, max_turns=env.gym.max_turns, max_context=limits.prompt_length + limits.response_length)
-            traj = await play_tokens(generate, ChatFormat(self.tokenizer), env, sampler)
+            sampler = Sampler(max_new_tokens, max_turns=json.loads(row)['max_turns'], max_context=limits.prompt_length + limits.response_length)
+            traj = await play_tokens(generate, ChatFormat(self.tokenizer), open_episode(row), sampler)
             episode = played(traj)
             return AgentLoopOutput(prompt_ids=episode.prompt, response_ids=episode.completion, response_mask=episode.mask, response_logprobs=episode.logps,
                                    reward_score=episode.reward, num_turns=2 * traj.info['n_turns'], metrics=AgentLoopMetrics(),
