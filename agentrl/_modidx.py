@@ -228,7 +228,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'agentrl.evaluation.check_arms': ('evaluation.html#check_arms', 'agentrl/evaluation.py'),
                                     'agentrl.evaluation.check_counts': ('evaluation.html#check_counts', 'agentrl/evaluation.py'),
                                     'agentrl.evaluation.check_p': ('evaluation.html#check_p', 'agentrl/evaluation.py'),
-                                    'agentrl.evaluation.check_values': ('evaluation.html#check_values', 'agentrl/evaluation.py'),
+                                    'agentrl.evaluation.check_sample': ('evaluation.html#check_sample', 'agentrl/evaluation.py'),
                                     'agentrl.evaluation.clustered_se': ('evaluation.html#clustered_se', 'agentrl/evaluation.py'),
                                     'agentrl.evaluation.compare': ('evaluation.html#compare', 'agentrl/evaluation.py'),
                                     'agentrl.evaluation.design_se': ('evaluation.html#design_se', 'agentrl/evaluation.py'),

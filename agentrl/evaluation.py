@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EvalConfig', 'harness_id', 'EvalResult', 'run_eval', 'paired_rates', 'read_ablation', 'check_counts',
-           'log_all_outside', 'pass_at_k', 'pass_hat_k', 'wilson_interval', 'check_values', 'resampling_weights',
+           'log_all_outside', 'pass_at_k', 'pass_hat_k', 'wilson_interval', 'check_sample', 'resampling_weights',
            'bootstrap_interval', 'clustered_se', 't_tail', 'check_arms', 'paired_t', 'welch_t', 'compare',
            'permutation_p', 't_power', 'runs_needed', 'variance_components', 'design_se', 'check_p', 'holm',
            'benjamini_hochberg', 'expected_max', 'plain_words', 'ngrams', 'task_overlap']
@@ -155,7 +155,7 @@ def wilson_interval(c, n, level=0.95):
 
 # %% ../nbs/17_evaluation.ipynb #e257cbdb
 #@save
-def check_values(values, clusters=None):
+def check_sample(values, clusters=None):
     """`values` as an array [K] and the number of each value's cluster [K]; ValueError for fewer than 2 units or wrong entries."""
     values = np.asarray(values, dtype=float)
     if values.ndim != 1 or not np.isfinite(values).all():
@@ -180,7 +180,7 @@ def bootstrap_interval(values, clusters=None, level=0.95, draws=10_000, seed=0):
     values: one number a task, such as a pass rate, or of `paired_rates`. clusters: [K] labels; tasks with one label are drawn
     together. ValueError for fewer than two units, values that aren't finite, or a level outside (0, 1). Source: Efron and Tibshirani.
     """
-    values, number = check_values(values, clusters)
+    values, number = check_sample(values, clusters)
     if not 0 < level < 1:
         raise ValueError(f'level is {level!r}; it must be between 0 and 1')
     sums, sizes = np.bincount(number, values), np.bincount(number)
@@ -195,7 +195,7 @@ def clustered_se(values, clusters):
 
     ValueError for fewer than two clusters. Source: Miller (2024), with the factor F / (F - 1) for F clusters.
     """
-    values, number = check_values(values, clusters)
+    values, number = check_sample(values, clusters)
     sums = np.bincount(number, values - values.mean())
     F = len(sums)
     return float(np.sqrt(F / (F - 1) * (sums**2).sum()) / len(values))
@@ -411,7 +411,7 @@ _defined_in = {
     'section 17.1 (nbs/17_evaluation.ipynb#sec-eval-harness)': ['EvalConfig', 'harness_id', 'EvalResult', 'run_eval', 'paired_rates', 'read_ablation'],
     'section 17.2 (nbs/17_evaluation.ipynb#sec-eval-passk)': ['check_counts', 'log_all_outside', 'pass_at_k', 'pass_hat_k'],
     'section 17.3 (nbs/17_evaluation.ipynb#sec-eval-rate)': ['wilson_interval'],
-    'section 17.4 (nbs/17_evaluation.ipynb#sec-eval-tasks)': ['check_values', 'resampling_weights', 'bootstrap_interval', 'clustered_se'],
+    'section 17.4 (nbs/17_evaluation.ipynb#sec-eval-tasks)': ['check_sample', 'resampling_weights', 'bootstrap_interval', 'clustered_se'],
     'section 17.5 (nbs/17_evaluation.ipynb#sec-eval-seeds)': ['t_tail', 'check_arms', 'paired_t', 'welch_t', 'compare', 'permutation_p'],
     'section 17.6 (nbs/17_evaluation.ipynb#sec-eval-power)': ['t_power', 'runs_needed', 'variance_components', 'design_se'],
     'section 17.7 (nbs/17_evaluation.ipynb#sec-eval-many)': ['check_p', 'holm', 'benjamini_hochberg', 'expected_max'],

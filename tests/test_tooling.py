@@ -732,3 +732,14 @@ def test_the_workflows_call_existing_targets_on_the_oldest_and_newest_python():
     matrix = yaml.safe_load(read["tests"])["jobs"]["test"]["strategy"]["matrix"]
     assert {x.split("-")[0] for x in matrix["os"]} == {"ubuntu", "macos"}
     assert matrix["python"][0] == settings()["min_python"] and len(matrix["python"]) == 2
+
+
+def test_a_name_is_saved_in_one_module_only():
+    """`from agentrl import *` would hide one of two: the later module's wins, in every cell that says `arl.NAME`."""
+    where = {}
+    for path in sorted((ROOT / "agentrl").glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+                for name in ast.literal_eval(node.value):
+                    where.setdefault(name, []).append(path.name)
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}
