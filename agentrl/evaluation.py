@@ -153,7 +153,7 @@ def wilson_interval(c, n, level=0.95):
     half = np.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
     return p, middle - half, middle + half
 
-# %% ../nbs/17_evaluation.ipynb #e257cbdb
+# %% ../nbs/17_evaluation.ipynb #00cfdaa0
 #@save
 def check_sample(values, clusters=None):
     """`values` as an array [K] and the number of each value's cluster [K]; ValueError for fewer than 2 units or wrong entries."""
@@ -172,7 +172,7 @@ def resampling_weights(units, draws, seed=0):
     """How often each unit is drawn, [draws, units], when as many units as there are get drawn with replacement."""
     return np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=draws)
 
-# %% ../nbs/17_evaluation.ipynb #8e179c8e
+# %% ../nbs/17_evaluation.ipynb #13c7cc36
 #@save
 def bootstrap_interval(values, clusters=None, level=0.95, draws=10_000, seed=0):
     """Mean of `values` [K] and its percentile bootstrap interval: (mean, low, high).
@@ -188,7 +188,7 @@ def bootstrap_interval(values, clusters=None, level=0.95, draws=10_000, seed=0):
     low, high = np.quantile((weights @ sums) / (weights @ sizes), [(1 - level) / 2, (1 + level) / 2])
     return float(values.mean()), float(low), float(high)
 
-# %% ../nbs/17_evaluation.ipynb #4b652fcb
+# %% ../nbs/17_evaluation.ipynb #7ba0c919
 #@save
 def clustered_se(values, clusters):
     """Standard error of the mean of `values` [K] whose errors may be correlated within clusters, [K] labels; a float.
