@@ -58,7 +58,7 @@ def test_a_wrong_divergence_is_named(change, message):
 def rows(x, teacher, kind):
     """Gradient in the logits for each token that could be written, [V, V]."""
     leaf = x.repeat(len(x), 1).requires_grad_()
-    loss = arl.token_losses(leaf.log_softmax(-1), teacher.expand_as(leaf), torch.arange(len(x)), kind)
+    loss = arl.distill_losses(leaf.log_softmax(-1), teacher.expand_as(leaf), torch.arange(len(x)), kind)
     return torch.autograd.grad(loss.sum(), leaf)[0]
 
 
@@ -86,15 +86,15 @@ def test_row_8_the_sampled_reward_of_two_words_is_the_value_by_hand():
 @pytest.mark.parametrize("kind", arl.LOSSES)
 def test_the_teacher_gets_no_gradient(kind):
     x, y = logits((4, 6), 0).requires_grad_(), logits((4, 6), 1).requires_grad_()
-    arl.token_losses(x.log_softmax(-1), y.log_softmax(-1), torch.arange(4), kind).sum().backward()
+    arl.distill_losses(x.log_softmax(-1), y.log_softmax(-1), torch.arange(4), kind).sum().backward()
     assert x.grad.abs().max() > 0 and y.grad is None
 
 
-def test_wrong_token_losses_are_named():
+def test_wrong_distill_losses_are_named():
     with pytest.raises(ValueError, match="kind is 'sft'.*'tokens'"):
-        arl.token_losses(HALF[None], NINE[None], torch.tensor([0]), "sft")
+        arl.distill_losses(HALF[None], NINE[None], torch.tensor([0]), "sft")
     with pytest.raises(ValueError, match=r"tokens has shape \(2,\); it must be \(1,\)"):
-        arl.token_losses(HALF[None], NINE[None], torch.tensor([0, 1]), "reward")
+        arl.distill_losses(HALF[None], NINE[None], torch.tensor([0, 1]), "reward")
 
 
 # The agent's tokens.
@@ -210,5 +210,5 @@ def test_policy_loss_fed_with_the_teachers_log_ratio_is_on_policy_distillation()
     with torch.no_grad():
         judged = arl.own_log_probs(teacher, ids, mask)
     tokens = ids[:, 1:][mask.bool()]
-    want = flat(arl.token_losses(arl.own_log_probs(model, ids, mask), judged, tokens, "reward").mean())
+    want = flat(arl.distill_losses(arl.own_log_probs(model, ids, mask), judged, tokens, "reward").mean())
     assert (flat(loss) - want).norm() < 1e-4 * want.norm()
