@@ -8,7 +8,7 @@ __all__ = ['SAPO_TEMPERATURES', 'PUBLISHED', 'cispo_surrogate', 'sapo_surrogate'
 
 # %% ../nbs/20_frontier.ipynb #1862f663
 #@save
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 import torch
 from .advantages import grouped, unless_equal
 from .grpo import ADV_MODES, SURROGATES, VARIANTS, RLConfig
