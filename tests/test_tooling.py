@@ -633,7 +633,8 @@ def test_every_public_name_is_reachable_linked_and_indexed():
 def test_a_module_imports_earlier_chapters_only():
     earlier = set()
     for name, tree in modules().items():
-        siblings = {x.module for x in ast.walk(tree) if isinstance(x, ast.ImportFrom) and x.level}
+        imports = [x for x in ast.walk(tree) if isinstance(x, ast.ImportFrom) and x.level]
+        siblings = {name for x in imports for name in ([x.module] if x.module else [a.name for a in x.names])}
         assert siblings <= earlier, f"agentrl.{name} imports {siblings - earlier}, which come later"
         earlier.add(name)
 
