@@ -76,8 +76,8 @@ def fit_episodes(model, optimizer, trajs, tok, cfg, generator=None, weights=None
     """`cfg.epochs` x `cfg.minibatches` steps of weighted maximum likelihood on `trajs` -> mean stats of the steps.
 
     trajs: list of `Trajectory`; weights: [B] of the episodes, None for 1; generator: shuffles, None keeps the order.
-    Stats: `nll` (nats a policy token), `grad_norm` (before clipping), `updates`. Raises ValueError without episodes, and for
-    what `weighted_nll` refuses.
+    Stats: `nll` (nats a policy token), `grad_norm` (before clipping), `updates`. Raises ValueError without episodes, without
+    a `cfg.norm_const` in loss_mode 'constant', and for what `weighted_nll` refuses.
     """
     if not trajs:
         raise ValueError('trajs is empty; there must be at least one episode')
@@ -127,7 +127,7 @@ def pair_losses(margins, pref):
     """Loss of each pair from its margin in nats, [P] -> [P], as `pref` says.
 
     'dpo': -(1 - e) log sigmoid(beta m) - e log sigmoid(-beta m) with e the label smoothing; 'ipo': (m - 1/(2 beta))^2;
-    'hinge': max(0, 1 - beta m). Source: Rafailov et al. (2023), Azar et al. (2023).
+    'hinge': max(0, 1 - beta m). Source: Rafailov et al. (2023), Azar et al. (2023), Liu et al. (2024).
     """
     e, scaled = pref.label_smoothing, pref.beta * margins
     match pref.kind:
