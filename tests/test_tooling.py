@@ -744,3 +744,35 @@ def test_a_name_is_saved_in_one_module_only():
                 for name in ast.literal_eval(node.value):
                     where.setdefault(name, []).append(path.name)
     assert {name: files for name, files in where.items() if len(files) > 1} == {}
+
+
+def assigned(source):
+    """Names that a cell sets at its top level; not those inside functions and comprehensions."""
+    found, queue = set(), list(ast.parse(source).body)
+    while queue:
+        node = queue.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif not isinstance(node, (ast.Lambda, ast.comprehension)):
+            queue += ast.iter_child_nodes(node)
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "nbs").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_no_cell_sets_a_parameter_again(path):
+    """What `make run CHAPTER=B ARGS="-p steps 2"` passes in has to reach the cell that reads it."""
+    parameters = set()
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            names = assigned("".join(x for x in cell["source"]))
+            if "parameters" in cell["metadata"].get("tags", []):
+                parameters = names
+            else:
+                assert not names & parameters, f"{sorted(names & parameters)} in {''.join(cell['source'])[:80]!r}"
+
+
+def test_a_parameter_set_again_is_found():
+    assert assigned("results, *_ = step()") == {"results"} and assigned("for steps in x:\n    pass") == {"steps"}
+    assert assigned("def f(seed=1):\n    seed = 2\ny = [seed for seed in z]\nprint(seed)") == {"f", "y"}
