@@ -774,5 +774,5 @@ def test_no_cell_sets_a_parameter_again(path):
 
 
 def test_a_parameter_set_again_is_found():
-    assert assigned("results, *_ = step()") == {"results"} and assigned("for steps in x:\n    pass") == {"steps"}
+    assert assigned("results, *_ = step()") == {"results", "_"} and assigned("for steps in x:\n    pass") == {"steps"}
     assert assigned("def f(seed=1):\n    seed = 2\ny = [seed for seed in z]\nprint(seed)") == {"f", "y"}
