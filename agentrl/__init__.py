@@ -24,6 +24,7 @@ from .preferences import *
 from .distillation import *
 from .evaluation import *
 from .debugging import *
+from .capstone import *
 from .frontier import *
 from .llm import *
 from .sandbox import *
