@@ -444,6 +444,8 @@ class Session(Shell):
 # What the model is told before anything else
 CODING_PROMPT = 'Repair the function with the tools. When it is done, answer without a tool call.'
 
+# %% ../nbs/qwen_grpo_tools.ipynb #eefdac3b
+#@save
 class CodingEnv(Session):
     """One repair session with coding tools on `task`; `step(text)` takes what the model wrote in a turn.
 

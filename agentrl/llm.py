@@ -661,6 +661,8 @@ def children(branch, tokens, logps):
     token, (branch.episodes, logp) = parts[0]
     return [(branch, token, logp), *others]
 
+# %% ../nbs/qwen_grpo_bugfix.ipynb #38df617d
+#@save
 def advance(branch, level, draws, table):
     """Gives each episode of a branch its token -> (branch, whether its guess was right) for each branch that this makes."""
     moved = []
