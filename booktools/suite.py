@@ -12,6 +12,9 @@ from pathlib import Path
 from .check import CHECKS, RULES, cleanliness
 from .project import ROOT, BookError, find_notebook, notebooks, strip_colors
 
+# Seconds of each part in one run of everything on two cores: the order and the time left of a first run.
+TYPICAL = Path(__file__).with_name("seconds.json")
+
 
 def test(chapter=None, jobs=None, root=ROOT, units=True, chapters=True):
     """Run everything, or what concerns one chapter; print the times; raise BookError if anything failed.
@@ -61,16 +64,16 @@ def _static(root, checks):
 
 
 def _parallel(work, jobs, root):
-    """Run the commands, longest first by the last times; `({name: seconds}, {name: reasons})`."""
+    """Run the commands, longest first; print each with the time left; `({name: seconds}, {name: reasons})`."""
     record = root / ".venv/test-times.json"
     last = json.loads(record.read_text()) if record.exists() else {}
-    order = sorted(
-        work, key=lambda name: -last.get(name, 1e6 + Path(work[name][-1]).stat().st_size)
-    )
-    seconds, failures, running = {}, {}, set()
+    known = json.loads(TYPICAL.read_text()) | last
+    expected = {name: known.get(name, 20) for name in work}
+    order = sorted(work, key=lambda name: -expected[name])
+    seconds, started, failures, running = {}, {}, {}, set()
 
     def one(name):
-        start = time.time()
+        start = started[name] = time.time()
         process = subprocess.Popen(
             work[name], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -79,7 +82,11 @@ def _parallel(work, jobs, root):
         running.discard(process)
         return name, process.returncode, strip_colors(output), time.time() - start
 
-    print(f"\nrunning {len(work)} of: {', '.join(order)}; {jobs} at a time", flush=True)
+    minutes = sum(expected.values()) / jobs / 60
+    print(
+        f"\nrunning {len(work)} of: {', '.join(order)}; {jobs} at a time, about {minutes:.0f} min",
+        flush=True,
+    )
     with ThreadPoolExecutor(jobs) as pool:
         try:
             futures = [pool.submit(one, name) for name in order]
@@ -87,7 +94,7 @@ def _parallel(work, jobs, root):
                 name, code, output, seconds[name] = future.result()
                 print(
                     f"[{done:2d}/{len(work)}] {name:26}{'FAILED' if code else 'ok':>8}"
-                    f"{seconds[name]:7.1f} s",
+                    f"{seconds[name]:7.1f} s; about {_left(expected, seconds, started, jobs) / 60:.0f} min left",
                     flush=True,
                 )
                 if code:
@@ -102,6 +109,14 @@ def _parallel(work, jobs, root):
     if record.parent.exists():
         record.write_text(json.dumps(last | seconds))
     return seconds, failures
+
+
+def _left(expected, seconds, started, jobs):
+    """Seconds that the rest will take: its expected times, at the speed of what is done, `jobs` at a time."""
+    speed = sum(seconds.values()) / sum(expected[name] for name in seconds)
+    now = time.time()
+    rest = {name: expected[name] * speed for name in expected if name not in seconds}
+    return sum(max(rest[name] - (now - started.get(name, now)), 0) for name in rest) / jobs
 
 
 def _reasons(output):

@@ -23,7 +23,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from booktools import __main__, api, bootstrap, check, export, project, run, save
+from booktools import __main__, api, bootstrap, check, export, project, run, save, suite
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME_PATH = "/ho" + "me/reader/data"
@@ -776,3 +776,16 @@ def test_no_cell_sets_a_parameter_again(path):
 def test_a_parameter_set_again_is_found():
     assert assigned("results, *_ = step()") == {"results", "_"} and assigned("for steps in x:\n    pass") == {"steps"}
     assert assigned("def f(seed=1):\n    seed = 2\ny = [seed for seed in z]\nprint(seed)") == {"f", "y"}
+
+
+def test_the_time_left_is_that_of_the_rest_at_the_speed_so_far(monkeypatch):
+    monkeypatch.setattr(suite.time, "time", lambda: 100.0)
+    expected = {"a": 10, "b": 20, "c": 40}
+    assert suite._left(expected, {"a": 20}, {"a": 0.0, "b": 90.0}, 2) == (30 + 80) / 2
+    assert suite._left(expected, {"a": 20}, {"a": 0.0, "b": 10.0, "c": 100.0}, 1) == 80  # b is late
+    assert suite._left(expected, {"a": 1, "b": 2, "c": 4}, dict.fromkeys("abc", 0.0), 2) == 0
+
+
+def test_every_part_of_the_suite_has_a_typical_time():
+    parts = {p.stem for p in project.notebooks(ROOT)} | {f"tests/{p.name}" for p in (ROOT / "tests").glob("test_*.py")}
+    assert set(json.loads(suite.TYPICAL.read_text())) == parts
