@@ -79,9 +79,11 @@ def plan_packing(lengths, capacity=None):
     """A `Packing` of the first `lengths` [B] tokens of each row by `first_fit_decreasing`.
 
     capacity: places of a packed row, at least the longest length; None: the longest. A length of 0 counts as 1, so that no
-    sequence is lost. Raises ValueError for a length above the capacity.
+    sequence is lost. Raises ValueError for a length above the capacity, or no lengths.
     """
     sizes = [max(1, int(n)) for n in lengths]
+    if not sizes:
+        raise ValueError(f'lengths is {lengths!r}; it must hold at least one length')
     bins = first_fit_decreasing(sizes, max(sizes) if capacity is None else capacity)
     width = max(sum(sizes[i] for i in b) for b in bins)
     rows = torch.full((len(bins), width), -1)

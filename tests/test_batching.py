@@ -72,6 +72,8 @@ def test_packing_and_unpacking_are_inverse_and_positions_begin_at_zero():
     assert (plan.pack(x, -7.0)[~own] == -7).all()
     with pytest.raises(ValueError, match="capacity"):
         arl.plan_packing(lengths, 4)
+    with pytest.raises(ValueError, match=r"lengths is \[\]; it must hold at least one length"):
+        arl.plan_packing([])
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 5])
