@@ -176,6 +176,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'agentrl.distillation.distill_update': ( 'distillation.html#distill_update',
                                                                                'agentrl/distillation.py'),
                                       'agentrl.distillation.divergence': ('distillation.html#divergence', 'agentrl/distillation.py'),
+                                      'agentrl.distillation.judge': ('distillation.html#judge', 'agentrl/distillation.py'),
                                       'agentrl.distillation.own_log_probs': ('distillation.html#own_log_probs', 'agentrl/distillation.py'),
                                       'agentrl.distillation.turn_of_token': ('distillation.html#turn_of_token', 'agentrl/distillation.py')},
             'agentrl.engines': { 'agentrl.engines.MenuTools': ('c_scaling.html#menutools', 'agentrl/engines.py'),

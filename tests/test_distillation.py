@@ -132,13 +132,29 @@ def test_row_22_environment_tokens_have_no_part_in_the_loss():
 def test_row_4_the_temperature_reaches_both_models():
     model, trajs = agent(), episodes(agent())
     cfg = arl.RLConfig(temperature=0.5, lr=0.0)
-    stats = arl.distill_update(model, torch.optim.Adam(model.parameters(), lr=0.0), trajs, agent(), tokenizer(), cfg)
+    judged = arl.judge(agent(), trajs, tokenizer(), cfg)
+    stats = arl.distill_update(model, torch.optim.Adam(model.parameters(), lr=0.0), trajs, judged, tokenizer(), cfg)
     assert abs(stats["reverse"]) < 1e-6 and abs(stats["loss"]) < 1e-6
 
 
 def test_a_mask_of_another_shape_is_refused():
     with pytest.raises(ValueError, match="action_mask has shape"):
         arl.own_log_probs(agent(), torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 5))
+
+
+def test_the_teacher_is_heard_by_episode_and_other_episodes_judgements_are_refused():
+    trajs, teacher, cfg = episodes(agent(), 3), student(), arl.RLConfig(temperature=0.7)
+    judged = arl.judge(teacher, trajs, tokenizer(), cfg)
+    for traj, found in zip(trajs, judged):
+        one = arl.collate([traj], tokenizer().pad_id)
+        with torch.no_grad():
+            alone = arl.own_log_probs(teacher, one["ids"], one["action_mask"], 0.7)
+        assert not found.requires_grad and (found - alone).abs().max() < 1e-4
+    model = agent()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
+    for wrong in (judged[:-1], (*judged[:-1], judged[-1][1:])):
+        with pytest.raises(ValueError, match="judged has . entries of .* one for each of 6 episodes"):
+            arl.distill_update(model, optimizer, trajs, wrong, tokenizer(), cfg)
 
 
 def test_turns_are_counted_from_the_first_call():
@@ -163,8 +179,9 @@ def test_updates_bring_the_student_closer_to_its_teacher(kind):
     trajs, one, teacher = episodes(agent(), 4), student(), agent()
     optimizer = torch.optim.Adam(one.parameters(), lr=1e-2)
     cfg = arl.RLConfig(**SETTINGS, epochs=8)
-    first = arl.distill_update(one, optimizer, trajs, teacher, tokenizer(), cfg, kind, gen(0))
-    last = arl.distill_update(one, optimizer, trajs, teacher, tokenizer(), cfg, kind, gen(0))
+    judged = arl.judge(teacher, trajs, tokenizer(), cfg)
+    first = arl.distill_update(one, optimizer, trajs, judged, tokenizer(), cfg, kind, gen(0))
+    last = arl.distill_update(one, optimizer, trajs, judged, tokenizer(), cfg, kind, gen(0))
     assert last["forward"] < 0.8 * first["forward"]
     assert all(torch.equal(a, b) for a, b in zip(teacher.state_dict().values(), agent().state_dict().values()))
 
