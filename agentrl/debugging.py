@@ -486,5 +486,6 @@ _defined_in = {
     'section 18.4 (nbs/18_debugging.ipynb#sec-debug-invariants)': ['probe_mask', 'FACTORS', 'probe_log_probs', 'probe_advantages', 'probe_loss', 'probe_prompts', 'probe_update', 'probed', 'train_faulty', 'LIMITS'],
     'section 18.5 (nbs/18_debugging.ipynb#sec-debug-signatures)': ['signature', 'Signatures'],
     'section 18.6 (nbs/18_debugging.ipynb#sec-debug-diagnose)': ['Finding', 'named_by_probes', 'diagnose'],
-    '"Episodes, read" (nbs/18_debugging.ipynb#sec-debug-read)': ['marked', 'first_difference'],
+    '"Episodes, read" (nbs/18_debugging.ipynb#sec-debug-read)': ['marked'],
+    '"Determinism" (nbs/18_debugging.ipynb#sec-debug-determinism)': ['first_difference'],
 }
