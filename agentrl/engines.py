@@ -7,8 +7,8 @@ __all__ = ['ENGINES', 'episode_rows', 'open_episode', 'row_number', 'play_row', 
            'scripted_episode', 'play_tokens', 'replay_engine', 'run_async', 'in_range', 'require_engine',
            'engine_parts', 'groups_of', 'trl_rollout', 'trl_reward', 'tree_policy', 'trl_player', 'trl_config',
            'trl_trainer', 'MenuTools', 'trl_tokenizer', 'tool_schemas', 'menu_env_with', 'tool_dataset',
-           'openenv_types', 'openenv_app', 'serve', 'RemoteEpisode', 'chat_message', 'plain_message', 'model_answer',
-           'model_app', 'as_stream', 'verl_agent_loop', 'verl_files', 'play_job']
+           'openenv_types', 'openenv_app', 'serve', 'RemoteEpisode', 'remote_player', 'chat_message', 'plain_message',
+           'model_answer', 'model_app', 'as_stream', 'verl_agent_loop', 'verl_files', 'verl_command', 'play_job']
 
 # %% ../nbs/C_scaling.ipynb #8fe9d651
 #@save
@@ -167,7 +167,7 @@ ENGINES = {
     'ray': {'ray': '>=2.40,<3'},
     'openenv': {'openenv': '>=0.10,<0.11'},
     'verifiers': {'verifiers': '>=0.4,<0.5', 'uv': '>=0.5,<1'},
-    'verl': {'verl': '>=0.9,<0.10', 'cachetools': '>=5,<9', 'uvicorn': '>=0.30,<1'},        # verl imports the last two without asking for them
+    'verl': {'verl': '>=0.9,<0.10', 'TransferQueue': '>=0.1.10,<0.2', 'cachetools': '>=5,<9', 'uvicorn': '>=0.30,<1'},    # verl imports the last three without asking for them
 }
 
 def in_range(version, wanted):
@@ -245,7 +245,7 @@ def tree_policy(model):
 # %% ../nbs/C_scaling.ipynb #25270215
 #@save
 def trl_player(chat, cfg, make_env=MenuEnv):
-    """`play` for `trl_rollout`: appendix A's sampler on the weights that the trainer has at that step."""
+    """`play` for `trl_rollout`: appendix A's sampler on the weights that the trainer has at that step. An error of an environment ends the run."""
     sampler = Sampler(cfg.max_new_tokens, cfg.rl.temperature, cfg.max_turns, cfg.max_context, keep_states=False)
     def play(trainer, row, group_size):
         with tree_policy(trainer.accelerator.unwrap_model(trainer.model)) as policy:
@@ -254,19 +254,23 @@ def trl_player(chat, cfg, make_env=MenuEnv):
 
 # %% ../nbs/C_scaling.ipynb #eaac05a9
 #@save
-def trl_config(cfg, folder, processes=1, **given):
+def trl_config(cfg, folder, processes=1, micro=None, **given):
     """TRL's `GRPOConfig` for the recipe of an `LLMConfig`: one update a step over all its episodes, everything else off.
 
-    folder: for checkpoints; processes: among which the episodes are divided; given: fields of `GRPOConfig` on top. ValueError if a
-    process does not get whole groups.
+    folder: for checkpoints; processes: among which the episodes are divided; micro: episodes a backward pass, by default all that a
+    process has; given: fields of `GRPOConfig` on top. All layers learn, whatever `cfg.train_layers` says. ValueError if a process does
+    not get whole groups, or `micro` does not divide its episodes.
     """
     GRPOConfig, = engine_parts('trl', 'trl', 'GRPOConfig')
     check_whole(processes=(processes, 1))
     if cfg.prompts % processes: raise ValueError(f'processes is {processes}; it must divide prompts, which is {cfg.prompts}, for whole groups')
     rl, episodes = cfg.rl, cfg.group_size * cfg.prompts // processes
+    check_whole(micro=(micro or episodes, 1))
+    if episodes % (micro or episodes): raise ValueError(f'micro is {micro}; it must divide the {episodes} episodes of a process')
+    parts = episodes // (micro or episodes)
     settings = dict(
         output_dir=str(folder), use_cpu=not torch.cuda.is_available(), bf16=False, gradient_checkpointing=cfg.checkpointing, report_to='none',
-        per_device_train_batch_size=episodes, steps_per_generation=1, num_iterations=rl.epochs, num_generations=cfg.group_size, max_steps=cfg.steps,
+        per_device_train_batch_size=episodes // parts, gradient_accumulation_steps=parts, steps_per_generation=parts, num_iterations=rl.epochs, num_generations=cfg.group_size, max_steps=cfg.steps,
         temperature=rl.temperature, top_p=1.0, top_k=0, max_completion_length=cfg.max_context, shuffle_dataset=False,
         learning_rate=cfg.lr, lr_scheduler_type='constant', weight_decay=0.0, adam_beta2=0.999, max_grad_norm=rl.max_grad_norm,
         beta=rl.kl_coef, epsilon=rl.clip_low, epsilon_high=rl.clip_high, loss_type='dapo', scale_rewards='group', seed=cfg.seed,
@@ -428,12 +432,12 @@ class RemoteEpisode:
     """An episode on an OpenEnv server, with the book's protocol: `.tools`, `.messages()`, `.step(text)`.
 
     A session of its own until `close()`. There is no copy of an environment over a wire: where the sampler splits a branch, the copy is a
-    new session in which the same turns are played again.
+    new session in which the same turns are played again. patience: seconds that a turn may take before it is a TimeoutError.
     """
-    def __init__(self, url, row):
+    def __init__(self, url, row, patience=60.0):
         GenericEnvClient, = engine_parts('openenv', 'openenv.core.generic_client', 'GenericEnvClient')
-        self.url, self.row, self.turns = url, row, []
-        self.client = GenericEnvClient(base_url=url).sync().connect()
+        self.url, self.row, self.patience, self.turns = url, row, patience, []
+        self.client = GenericEnvClient(base_url=url, message_timeout_s=patience).sync().connect()
         first = self.client.reset(row=row).observation
         self.tools, self.first = first['tools'], first['messages']
 
@@ -448,13 +452,24 @@ class RemoteEpisode:
         return answer.observation['results'], answer.reward, answer.done, answer.observation['info']
 
     def __deepcopy__(self, memo):
-        twin = RemoteEpisode(self.url, self.row)
+        twin = RemoteEpisode(self.url, self.row, self.patience)
         for text in self.turns: twin.step(text)
         return twin
 
     def close(self):
         """Ends the session."""
         self.client.close()
+
+# %% ../nbs/C_scaling.ipynb #4e6d4a67
+#@save
+def remote_player(chat, cfg, url, patience=60.0):
+    """`play` for `trl_rollout` as `trl_player`, with the episodes on an OpenEnv server: a session each, closed when the group is over."""
+    sampler = Sampler(cfg.max_new_tokens, cfg.rl.temperature, cfg.max_turns, cfg.max_context, share=False, keep_states=False)
+    def play(trainer, row, group_size):
+        with contextlib.ExitStack() as open_ones, tree_policy(trainer.accelerator.unwrap_model(trainer.model)) as policy:
+            envs = [open_ones.enter_context(contextlib.closing(RemoteEpisode(url, row, patience))) for _ in range(group_size)]
+            return sample_tree_episodes(policy, chat, [envs], named_generator('row', row_number(row), cfg.seed, trainer.state.global_step), sampler)
+    return play
 
 # %% ../nbs/C_scaling.ipynb #627b75f7
 #@save
@@ -525,22 +540,26 @@ def verl_agent_loop(trainer_config, server_manager, tokenizer, max_new_tokens=64
     """What verl instantiates for an episode: an `AgentLoopBase` that plays a row of the dataset by the book's token path.
 
     The row is the dataset's `extra_info['row']`; max_new_tokens: a turn, set in the file that names this function (`verl_files`). The
-    output holds the reward, so verl computes none.
+    output holds the reward, so verl computes none, and the first and last version of the weights that wrote it, as the servers tell
+    them. ValueError of a prompt longer than `data.max_prompt_length`.
     """
     AgentLoopBase, AgentLoopMetrics, AgentLoopOutput = engine_parts('verl', 'verl.experimental.agent_loop.agent_loop', 'AgentLoopBase', 'AgentLoopMetrics',
                                                                     'AgentLoopOutput')
     class GymAgentLoop(AgentLoopBase):
         async def run(self, sampling_params, **fields):
-            row, request, limits = fields['extra_info']['row'], uuid.uuid4().hex, self.rollout_config
+            row, request, about, n = fields['extra_info']['row'], uuid.uuid4().hex, {}, self.rollout_config.response_length
             async def generate(ids, most):
                 out = await self.server_manager.generate(request_id=request, prompt_ids=ids, sampling_params=sampling_params | {'max_tokens': most})
+                about.update({k: v for k, v in out.extra_fields.items() if k != 'min_global_steps' or k not in about})
                 return out.token_ids, out.log_probs
-            sampler = Sampler(max_new_tokens, max_turns=json.loads(row)['max_turns'], max_context=limits.prompt_length + limits.response_length)
-            traj = await play_tokens(generate, ChatFormat(self.tokenizer), open_episode(row), sampler)
-            episode = played(traj)
-            return AgentLoopOutput(prompt_ids=episode.prompt, response_ids=episode.completion, response_mask=episode.mask, response_logprobs=episode.logps,
-                                   reward_score=episode.reward, num_turns=2 * traj.info['n_turns'], metrics=AgentLoopMetrics(),
-                                   extra_fields={'turn_scores': [], 'tool_rewards': []})
+            chat, env = ChatFormat(self.tokenizer), open_episode(row)
+            prompt = len(prompt_ids(chat, env.messages(), env.tools))
+            if prompt > self.rollout_config.prompt_length: raise ValueError(f'row has a prompt of {prompt} ids; data.max_prompt_length is {self.rollout_config.prompt_length}')
+            traj = await play_tokens(generate, chat, env, Sampler(max_new_tokens, max_turns=json.loads(row)['max_turns'], max_context=prompt + n))
+            e = played(traj)
+            return AgentLoopOutput(prompt_ids=e.prompt, response_ids=e.completion[:n], response_mask=e.mask[:n], response_logprobs=e.logps[:n],  # a last reply may stand over
+                                   reward_score=e.reward, num_turns=2 * traj.info['n_turns'], metrics=AgentLoopMetrics(),
+                                   extra_fields=about | {'turn_scores': [], 'tool_rewards': []})
     return GymAgentLoop(trainer_config, server_manager, tokenizer, **others)
 
 # %% ../nbs/C_scaling.ipynb #1ab250cd
@@ -549,8 +568,10 @@ def verl_files(rows, cfg, folder):
     """Writes what verl reads, the dataset `train.parquet` and the list of agent loops `agent_loops.yaml` -> its overrides, a list of texts.
 
     rows: of `episode_rows`; cfg: an `LLMConfig`, whose recipe the overrides spell in verl's fields: one update a step, everything else off.
+    All layers learn, whatever `cfg.train_layers` says. ValueError if there is no room after a prompt of 1,024 ids.
     """
     Dataset, = engine_parts('verl', 'datasets', 'Dataset')
+    if cfg.max_context <= 1024: raise ValueError(f'max_context is {cfg.max_context}; it must be above 1024, which are the prompt\'s')
     folder, rl = Path(folder), cfg.rl
     Dataset.from_list([{'data_source': 'agentrl', 'agent_name': 'agentrl_gym', 'prompt': open_episode(row).messages(), 'ability': 'tools',
                         'reward_model': {'style': 'rule', 'ground_truth': ''}, 'extra_info': {'row': row, 'index': row_number(row)}}
@@ -568,6 +589,18 @@ def verl_files(rows, cfg, folder):
         'actor_rollout_ref.actor.grad_clip': rl.max_grad_norm, 'actor_rollout_ref.actor.optim.lr': cfg.lr, 'actor_rollout_ref.actor.optim.weight_decay': 0.0,
         'algorithm.adv_estimator': 'grpo', 'algorithm.use_kl_in_reward': False, 'trainer.total_training_steps': cfg.steps, 'trainer.save_freq': cfg.save_every}
     return [f'{key}={value}' for key, value in settings.items()]
+
+def verl_command(overrides, model, folder, gpus=1):
+    """The words of the command that trains with verl on one machine: its trainer, the `overrides` of `verl_files`, and where it all is.
+
+    model: a folder or a name; folder: that of `verl_files`, which gets the checkpoints too; gpus: of the machine.
+    """
+    here = {
+        'actor_rollout_ref.model.path': model, 'data.val_files': Path(folder) / 'train.parquet', 'trainer.val_before_train': False,
+        'actor_rollout_ref.rollout.name': 'vllm', 'actor_rollout_ref.rollout.tensor_model_parallel_size': 1,
+        'actor_rollout_ref.actor.use_dynamic_bsz': True, 'trainer.n_gpus_per_node': gpus, 'trainer.logger': '[console]',
+        'trainer.default_local_dir': Path(folder) / 'checkpoints'}
+    return ['python', '-m', 'verl.trainer.main_ppo', *overrides, *(f'{key}={value}' for key, value in here.items())]
 
 # %% ../nbs/C_scaling.ipynb #1746ac7b
 #@save
@@ -588,8 +621,8 @@ _defined_in = {
     'section C.4 (nbs/C_scaling.ipynb#sec-engines-versions)': ['ENGINES', 'in_range', 'require_engine', 'engine_parts'],
     'section C.5 (nbs/C_scaling.ipynb#sec-engines-trl)': ['groups_of', 'trl_rollout', 'trl_reward', 'tree_policy', 'trl_player', 'trl_config', 'trl_trainer'],
     'section C.6 (nbs/C_scaling.ipynb#sec-engines-trl-tools)': ['MenuTools', 'trl_tokenizer', 'tool_schemas', 'menu_env_with', 'tool_dataset'],
-    'section C.8 (nbs/C_scaling.ipynb#sec-engines-openenv)': ['openenv_types', 'openenv_app', 'serve', 'RemoteEpisode'],
+    'section C.8 (nbs/C_scaling.ipynb#sec-engines-openenv)': ['openenv_types', 'openenv_app', 'serve', 'RemoteEpisode', 'remote_player'],
     'section C.9 (nbs/C_scaling.ipynb#sec-engines-verifiers)': ['chat_message', 'plain_message', 'model_answer', 'model_app', 'as_stream'],
-    'section C.10 (nbs/C_scaling.ipynb#sec-engines-verl)': ['verl_agent_loop', 'verl_files'],
+    'section C.10 (nbs/C_scaling.ipynb#sec-engines-verl)': ['verl_agent_loop', 'verl_files', 'verl_command'],
     'section C.11 (nbs/C_scaling.ipynb#sec-engines-ray)': ['play_job'],
 }

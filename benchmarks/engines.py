@@ -305,6 +305,17 @@ def compare_step(start, folder, settings=SETTINGS):
             'step_same_rewards': rewards == [r for g in history[0]['played'] for r in g['rewards']]}
 
 
+def run_script(folder):
+    """`trl_run.py` with the tiny model: two steps, then started again for a third."""
+    job = [sys.executable, str(ROOT / 'benchmarks' / 'trl_run.py'), 'tiny', str(folder)]
+    logs = [json.loads((folder / f'checkpoint-{steps}' / 'trainer_state.json').read_text()) for steps in (2, 3)
+            if subprocess.run([*job, str(steps)], env=os.environ | {'OMP_NUM_THREADS': '1'}, stdout=subprocess.DEVNULL).returncode == 0]
+    model, tok, name = arl.load_model(str(folder / 'final'))
+    began = json.loads((folder / 'checkpoint-2' / 'trainer_state.json').read_text())['log_history']
+    return {'steps': logs[0]['global_step'], 'again': logs[1]['global_step'], 'loads': name == 'final' and arl.ChatFormat(tok, name).end_id > 0,
+            'resumed_from': next(i for i, (a, b) in enumerate(zip(logs[1]['log_history'], [*began, None])) if a != b), 'moved': weight_gap(arl.load_model('tiny')[0].state_dict(), model.state_dict())}
+
+
 # ---- OpenEnv ----
 
 def contract_openenv(sessions=16):
@@ -349,40 +360,50 @@ def contract_openenv(sessions=16):
 
 # ---- verl ----
 
-def contract_verl():
-    """The scripted episode through verl's own dataset, configuration and `AgentLoopWorker`, with a stand-in for its server of models."""
+def verl_setting(folder, cfg):
+    """What the tests of verl share: rows, the book's episodes on them, chat format, verl's composed configuration, its overrides and its dataset."""
     import verl
     from hydra import compose, initialize_config_dir
-    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
-    from verl.protocol import DataProto
-    from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+    model, chat, rows = setting(cfg)
+    chat.tok.save_pretrained(folder / 'model')
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder / 'model')
+    overrides = arl.verl_files(rows, cfg, folder)
+    words = arl.verl_command(overrides, folder / 'model', folder)
+    with initialize_config_dir(str(Path(verl.__file__).parent / 'trainer' / 'config'), version_base=None):
+        config = compose('ppo_trainer', words[3:] + ['transfer_queue.enable=True', 'transfer_queue.backend.SimpleStorage.num_data_storage_units=1'])
+    return rows, [by_the_book(model, chat, row) for row in rows], chat, config, words, RLHFDataset(str(folder / 'train.parquet'), chat.tok, config.data)
+
+
+def replay_client(engine):
+    """A client of verl's servers of models with `engine` in the servers' place; as the version of the weights it names the length of the history."""
     from verl.workers.rollout.llm_server import LLMServerClient
     from verl.workers.rollout.replica import TokenOutput
-    cfg = small_config()
-    model, chat, rows = setting(cfg)
-    trajs = [by_the_book(model, chat, row) for row in rows]
-    ours, engine = dict(zip(rows, map(arl.played, trajs))), arl.replay_engine(trajs)
 
     class Replay(LLMServerClient):
         def __init__(self): pass
 
         async def generate(self, request_id, *, prompt_ids, sampling_params, **others):
             ids, logps = await engine(prompt_ids, sampling_params['max_tokens'])
-            return TokenOutput(token_ids=ids, log_probs=logps)
+            return TokenOutput(token_ids=ids, log_probs=logps, extra_fields=dict.fromkeys(('global_steps', 'min_global_steps', 'max_global_steps'), len(prompt_ids)))
+    return Replay()
 
+
+def contract_verl():
+    """The scripted episode through verl's own dataset, configuration and `AgentLoopWorker`, with a stand-in for its server of models."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+    from verl.protocol import DataProto
+    from verl.utils.config import validate_config
+    from verl.utils.dataset.rl_dataset import collate_fn
+    cfg = small_config()
     with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
-        chat.tok.save_pretrained(folder / 'model')
-        model.config.architectures = [type(model).__name__]
-        model.config.save_pretrained(folder / 'model')
-        overrides = arl.verl_files(rows, cfg, folder)
-        here = [f'actor_rollout_ref.model.path={folder / "model"}', f'data.val_files={folder / "train.parquet"}', 'actor_rollout_ref.rollout.name=vllm',
-                'trainer.n_gpus_per_node=1']
-        with initialize_config_dir(str(Path(verl.__file__).parent / 'trainer' / 'config'), version_base=None):
-            config = compose('ppo_trainer', overrides + here)
-        data = RLHFDataset(str(folder / 'train.parquet'), chat.tok, config.data)
+        rows, trajs, chat, config, words, data = verl_setting(Path(folder), cfg)
+        validate_config(config, use_reference_policy=False, use_critic=False)                            # AssertionError or ValueError if verl would refuse it
+        ours, engine = dict(zip(rows, map(arl.played, trajs))), arl.replay_engine(trajs)
         batch = DataProto.from_single_dict(collate_fn([data[i] for i in range(len(rows)) for _ in range(cfg.group_size)]))
-        found = asyncio.run(AgentLoopWorker(config, Replay()).generate_sequences(batch)).batch
+        found = asyncio.run(AgentLoopWorker(config, replay_client(engine)).generate_sequences(batch)).batch
+        cut = asyncio.run(AgentLoopWorker(narrow(config, len(ours[rows[0]].completion) - 40), replay_client(engine)).generate_sequences(batch[:1])).batch
     faults, width = [], found['prompts'].shape[1]
     for i, row in enumerate(row for row in rows for _ in range(cfg.group_size)):
         seen = found['attention_mask'][i] == 1
@@ -392,8 +413,51 @@ def contract_verl():
         faults += arl.contract_faults(ours[row], theirs)
     wanted = next(str(r) for r in importlib.metadata.requires('verl') if r.startswith('transformers') and 'extra' not in r)
     return {'faults': faults, 'episodes': len(found), 'tokens': sum(len(e.completion) for e in ours.values()) * cfg.group_size,
-            'wants_transformers': wanted.removeprefix('transformers'),
-            'overrides': [text for text in overrides if str(folder) not in text]}
+            'wants_transformers': wanted.removeprefix('transformers'), 'cut_reward': cut['rm_scores'].sum().item(), 'cut_tokens': int(cut['response_mask'].sum()),
+            'command': [word.replace(folder, 'gym') for word in words]}
+
+
+def narrow(config, response_length):
+    """A copy of verl's configuration with less room for an episode."""
+    from omegaconf import OmegaConf
+    config = config.copy()
+    OmegaConf.update(config, 'data.max_response_length', response_length)
+    return config
+
+
+def contract_verl_queue():
+    """The same through the worker of verl's default trainer, in a Ray actor, read from the queue that its trainer reads: faults, and the versions of the weights."""
+    import numpy as np, ray, transfer_queue
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+    from verl.utils import tensordict_utils
+    from verl.utils.dataset.rl_dataset import collate_fn
+    cfg = small_config()
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level='ERROR',
+             runtime_env={'env_vars': {'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path]), 'TRANSFER_QUEUE_ENABLE': '1'}})
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            rows, trajs, chat, config, words, data = verl_setting(Path(folder), cfg)
+            fields = collate_fn([data[i] for i in range(len(rows))])
+            fields['uid'] = names = np.array([f'row{i}' for i in range(len(rows))], dtype=object)
+            batch = tensordict_utils.get_tensordict(fields)
+            tensordict_utils.assign_non_tensor_data(batch, 'global_steps', 1)
+            transfer_queue.init(config.transfer_queue)
+            worker = AgentLoopWorkerTQ.options(num_cpus=0).remote(config, replay_client(arl.replay_engine(trajs)))
+            transfer_queue.kv_batch_put(keys=list(names), partition_id='train', tags=[{'is_prompt': True, 'status': 'pending', 'global_steps': 1}] * len(rows))
+            ray.get(worker.generate_sequences.remote(batch))
+            until = time.monotonic() + 60
+            while any((tags := transfer_queue.kv_list('train')['train'])[name]['status'] not in ('finished', 'failure') for name in names) and time.monotonic() < until: time.sleep(0.1)
+            keys = [key for key in tags if '_' in key]
+            found = transfer_queue.kv_batch_get(keys=keys, partition_id='train')
+            theirs = {key: arl.Played(*(found[name][i].tolist() for name in ('prompts', 'responses', 'response_mask', 'rollout_log_probs')), found['rm_scores'][i].sum().item())
+                      for i, key in enumerate(keys)}
+            transfer_queue.close()
+    finally:
+        ray.shutdown()
+    ours = dict(zip(names, map(arl.played, trajs)))
+    return {'queue_episodes': len(theirs), 'queue_faults': [fault for key, e in theirs.items() for fault in arl.contract_faults(ours[key.partition('_')[0]], e)],
+            'queue_versions': [all(isinstance(tags[key][name], int) for key in keys) for name in ('min_global_steps', 'max_global_steps')],
+            'queue_versions_differ': all(tags[key]['min_global_steps'] == len(ours[key.partition('_')[0]].prompt) < tags[key]['max_global_steps'] for key in keys)}
 
 
 # ---- Ray ----
@@ -470,15 +534,21 @@ def contract_verifiers():
 
 # ---- the record ----
 
+def in_folder(run):
+    """`run` with a folder that is deleted afterwards."""
+    with tempfile.TemporaryDirectory() as folder: return run(Path(folder))
+
+
 def measure(name):
     """The entry of results/engines.json for a name."""
     match name:
-        case 'trl': return {'versions': arl.require_engine('trl') | versions('transformers'), 'rollout_func': contract_trl(), 'environment_factory': contract_trl_tools(), 'smuggled': smuggled(), 'trained': train_tools()}
+        case 'trl': return {'versions': arl.require_engine('trl') | versions('transformers'), 'rollout_func': contract_trl(), 'environment_factory': contract_trl_tools(), 'smuggled': smuggled(), 'trained': train_tools(),
+                        'script': in_folder(run_script)}
         case 'trl-train': return {'versions': arl.require_engine('trl') | versions('transformers'), **measure_training(Path(os.environ.get('ENGINES_WORK', tempfile.gettempdir() + '/agentrl-engines')))}
         case 'openenv': return {'versions': arl.require_engine('openenv'), **contract_openenv()}
         case 'verifiers': return {'versions': arl.require_engine('verifiers') | versions('renderers', 'mcp'), **contract_verifiers()}
         case 'ray': return {'versions': arl.require_engine('ray'), **contract_ray()}
-        case 'verl': return {'versions': arl.require_engine('verl') | versions('ray', 'transformers'), **contract_verl()}
+        case 'verl': return {'versions': arl.require_engine('verl') | versions('ray', 'transformers'), **contract_verl(), **contract_verl_queue()}
     raise SystemExit(f'unknown name {name!r}')
 
 

@@ -1,5 +1,5 @@
 """Appendix C: the core, the contract and the checks in every environment; each engine where its extra is installed."""
-import asyncio, configparser, dataclasses, importlib.metadata, json, sys
+import asyncio, configparser, dataclasses, importlib.metadata, json, sys, time
 from pathlib import Path
 
 import pytest
@@ -187,7 +187,7 @@ def test_the_extras_say_the_same_ranges():
 
 @pytest.mark.parametrize('name, use', [
     ('trl', lambda: arl.trl_config(CFG, 'folder')), ('trl', lambda: arl.trl_tokenizer(None)), ('openenv', lambda: arl.openenv_app()),
-    ('openenv', lambda: arl.RemoteEpisode('http://127.0.0.1:9', '')), ('verl', lambda: arl.verl_files([], CFG, '.')), ('verl', lambda: arl.verl_agent_loop(None, None, None))])
+    ('trl', lambda: arl.trl_config(CFG, 'folder', micro=2)), ('openenv', lambda: arl.RemoteEpisode('http://127.0.0.1:9', '')), ('verl', lambda: arl.verl_files([], CFG, '.')), ('verl', lambda: arl.verl_agent_loop(None, None, None))])
 def test_an_adapter_without_its_engine_says_so_before_any_work(name, use):
     try:
         arl.require_engine(name)
@@ -314,9 +314,31 @@ def test_trl_trains_through_its_own_loop():
     assert len(found['rewards']) == len(found['calls']) == 1 and found['calls'][0] > 0
 
 
-def test_trl_needs_whole_groups_a_process():
+def test_trl_needs_whole_groups_a_process_and_whole_parts():
     engine('trl')
     with pytest.raises(ValueError, match='must divide prompts'): arl.trl_config(CFG, 'folder', processes=3)
+    with pytest.raises(ValueError, match='micro is 3; it must divide the 4 episodes'): arl.trl_config(CFG, 'folder', micro=3)
+    with pytest.raises(ValueError, match='micro is 0'): arl.trl_config(CFG, 'folder', micro=0)
+
+
+def test_trl_in_parts_takes_the_same_step(tmp_path):
+    engines = engine('trl')
+    start = torch.load(ROOT / 'results' / 'tiny_qwen3_warm.pt', weights_only=True)
+    cfg, norms = arl.llm_config('tiny', **(engines.SETTINGS | dict(steps=1, prompts=2, group_size=4))), []
+    rows = arl.episode_rows(arl.menu_experiment(), cfg, range(2))
+    for micro in (None, 2):
+        model, tok, name = arl.load_model('tiny')
+        model.load_state_dict(start)
+        config = arl.trl_config(cfg, tmp_path / str(micro), micro=micro)
+        trainer = arl.trl_trainer(model, tok, rows, config, arl.ChatFormat(tok, name), cfg)
+        trainer.train()
+        norms.append(next(e['grad_norm'] for e in trainer.state.log_history if 'grad_norm' in e))
+    assert config.per_device_train_batch_size == 2 and norms[0] > 1e-3 and abs(norms[0] - norms[1]) < 1e-4 * norms[0]
+
+
+def test_trls_script_runs_and_resumes(tmp_path):
+    found = engine('trl').run_script(tmp_path)
+    assert found['steps'] == found['resumed_from'] == 2 and found['again'] == 3 and found['loads']
 
 
 def test_trl_killed_resumed_and_on_two_processes(tmp_path):
@@ -361,6 +383,37 @@ def test_openenv_episodes_are_sampled_like_any_other(tiny, rows):
         assert [(t.ids, t.reward, t.info) for t in ours] == [(t.ids, t.reward, t.info) for t in theirs]
 
 
+def test_trl_plays_on_an_openenv_server_and_leaves_no_session_open(tiny, rows):
+    engine('openenv')
+    model, chat = tiny
+    class Trainer:
+        class accelerator: unwrap_model = staticmethod(lambda model: model)
+        class state: global_step = 3
+    Trainer.model = model
+    cfg = dataclasses.replace(CFG, max_turns=2, max_new_tokens=6)
+    ours = arl.play_row(arl.TreePolicy(model), chat, rows[0], 2, arl.Sampler(6, max_turns=2), (cfg.seed, 3))
+    with arl.serve(arl.openenv_app(sessions=2)) as url:
+        play = arl.remote_player(chat, cfg, url)
+        for _ in range(3):                                                       # two places, so a group that stays would be in the way
+            assert [(t.ids, t.reward) for t in play(Trainer, rows[0], 2)] == [(t.ids, t.reward) for t in ours]
+            time.sleep(0.2)
+        with pytest.raises(RuntimeError, match='CAPACITY_REACHED'): play(Trainer, rows[0], 3)
+        time.sleep(0.2)
+        assert len(play(Trainer, rows[1], 2)) == 2
+
+
+def test_openenv_turns_have_a_limit(rows):
+    engine('openenv')
+    class Slow(arl.MenuEnv):
+        def step(self, text):
+            time.sleep(0.5)
+            return super().step(text)
+    with arl.serve(arl.openenv_app(Slow, sessions=2)) as url:
+        env = arl.RemoteEpisode(url, rows[0], patience=0.1)
+        with pytest.raises(TimeoutError): env.step(arl.json_call('read'))
+        env.close()
+
+
 def test_openenv_errors_reach_the_client(rows):
     engine('openenv')
     with arl.serve(arl.openenv_app(sessions=2)) as url:
@@ -383,7 +436,18 @@ def test_verifiers_traces():
 
 def test_verls_batch():
     found = engine('verl').contract_verl()
-    assert found['faults'] == [] and found['episodes'] == 4
+    assert found['faults'] == [] and found['episodes'] == 4 and found['cut_tokens'] == 20 and found['cut_reward'] == 0.0
+
+
+def test_verl_gets_a_recipe_that_it_can_follow(tmp_path, rows):
+    engine('verl')
+    with pytest.raises(ValueError, match='max_context is 1024'): arl.verl_files(rows, dataclasses.replace(CFG, max_context=1024), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_queue_of_verls_default_trainer():
+    found = engine('verl').contract_verl_queue()
+    assert found['queue_faults'] == [] and found['queue_episodes'] == 4 and found['queue_versions'] == [True, True] and found['queue_versions_differ']
 
 
 # ---- the record ----

@@ -1,4 +1,4 @@
-"""The BugFix gym as a taskset of verifiers: `vf-run agentrl-gym-v1` plays it, prime-rl trains on it."""
+"""The BugFix gym as a taskset of verifiers: `vf-eval agentrl-gym-v1` plays it, prime-rl trains on it."""
 import verifiers.v1 as vf
 
 import agentrl as arl
