@@ -969,6 +969,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'agentrl.systems.Turn': ('rollout_systems.html#turn', 'agentrl/systems.py'),
                                  'agentrl.systems.bfloat16_sampler': ('rollout_systems.html#bfloat16_sampler', 'agentrl/systems.py'),
                                  'agentrl.systems.check_lag': ('rollout_systems.html#check_lag', 'agentrl/systems.py'),
+                                 'agentrl.systems.check_latencies': ('rollout_systems.html#check_latencies', 'agentrl/systems.py'),
                                  'agentrl.systems.check_updates': ('rollout_systems.html#check_updates', 'agentrl/systems.py'),
                                  'agentrl.systems.draw_latencies': ('rollout_systems.html#draw_latencies', 'agentrl/systems.py'),
                                  'agentrl.systems.draw_timeline': ('rollout_systems.html#draw_timeline', 'agentrl/systems.py'),

@@ -48,6 +48,27 @@ def test_wrong_latencies_are_refused(named):
 
 
 @pytest.mark.parametrize(
+    "turns, named, message",
+    [
+        ([2, 0], {}, r"turns\[1\] is 0; it must be a whole number of at least 1"),
+        ([1.5], {}, r"turns\[0\] is 1.5"),
+        ([1], {"tool": -0.5}, "tool is -0.5; it must be a number of seconds, at least 0"),
+        ([1], {"tool": float("nan")}, "tool is nan"),
+        ([1], {"generation": float("inf")}, "generation is inf"),
+        ([1], {"generation": True}, "generation is True"),
+        ([1], {"shape": "wide"}, "shape 'wide'"),
+    ],
+)
+def test_wrong_turns_and_seconds_are_refused(turns, named, message):
+    with pytest.raises(ValueError, match=message):
+        arl.draw_latencies(turns, random.Random(0), **named)
+
+
+def test_no_seconds_are_zero_seconds():
+    assert arl.draw_latencies([2], random.Random(0), "none", tool=0, generation=0) == [[(0.0, 0), (0.0, 0)]]
+
+
+@pytest.mark.parametrize(
     "field, value",
     [("mode", "asynchronous"), ("mode", None), ("slots", 0), ("slots", 1.5), ("batch", True), ("max_lag", -1),
      ("update", -1.0), ("update", float("nan")), ("update", float("inf")), ("update", "1")],
