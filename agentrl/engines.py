@@ -265,12 +265,13 @@ def trl_config(cfg, folder, processes=1, micro=None, **given):
     check_whole(processes=(processes, 1))
     if cfg.prompts % processes: raise ValueError(f'processes is {processes}; it must divide prompts, which is {cfg.prompts}, for whole groups')
     rl, episodes = cfg.rl, cfg.group_size * cfg.prompts // processes
-    check_whole(micro=(micro or episodes, 1))
-    if episodes % (micro or episodes): raise ValueError(f'micro is {micro}; it must divide the {episodes} episodes of a process')
-    parts = episodes // (micro or episodes)
+    micro = episodes if micro is None else micro
+    check_whole(micro=(micro, 1))
+    if episodes % micro: raise ValueError(f'micro is {micro}; it must divide the {episodes} episodes of a process')
+    parts = episodes // micro
     settings = dict(
         output_dir=str(folder), use_cpu=not torch.cuda.is_available(), bf16=False, gradient_checkpointing=cfg.checkpointing, report_to='none',
-        per_device_train_batch_size=episodes // parts, gradient_accumulation_steps=parts, steps_per_generation=parts, num_iterations=rl.epochs, num_generations=cfg.group_size, max_steps=cfg.steps,
+        per_device_train_batch_size=micro, gradient_accumulation_steps=parts, steps_per_generation=parts, num_iterations=rl.epochs, num_generations=cfg.group_size, max_steps=cfg.steps,
         temperature=rl.temperature, top_p=1.0, top_k=0, max_completion_length=cfg.max_context, shuffle_dataset=False,
         learning_rate=cfg.lr, lr_scheduler_type='constant', weight_decay=0.0, adam_beta2=0.999, max_grad_norm=rl.max_grad_norm,
         beta=rl.kl_coef, epsilon=rl.clip_low, epsilon_high=rl.clip_high, loss_type='dapo', scale_rewards='group', seed=cfg.seed,
