@@ -206,7 +206,8 @@ def draw_timeline(ax, line, until):
         bar(t.slot, t.start, t.tool, PALETTE[0])
         bar(t.slot, t.tool, t.end, PALETTE[0], alpha=0.35)
     for i, (start, end) in enumerate(line.updates):
-        bar(slots + 0.3, start, end, PALETTE[1], alpha=0.5, hatch='////')
+        bar(slots + 0.3, start, end, PALETTE[1], alpha=0.4)
+        bar(slots + 0.3, start, end, 'none', edgecolor=PALETTE[1], hatch='////')
         if (start + end) / 2 < until:
             ax.text((start + end) / 2, slots + 0.95, str(i + 1), ha='center', fontsize=7, color=GREY)
     ax.set(xlim=(0, until), ylim=(-0.6, slots + 1.6), yticks=[(slots - 1) / 2, slots + 0.3], yticklabels=['slots', 'trainer'])
