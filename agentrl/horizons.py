@@ -172,13 +172,14 @@ def ticket_advantages(returns, counted, group_size, eps=1e-6):
 #@save
 def at_tokens(trajs, values):
     """Values of tickets, [B, k], at the policy's tokens, [B, T-1]; 0 at all others. trajs: B episodes of `sample_jobs`."""
-    spread = torch.zeros(len(trajs), max(len(t.ids) for t in trajs) - 1)
-    for b, traj in enumerate(trajs):
-        turn = -1
-        for i, (before, own) in enumerate(zip(traj.action_mask, traj.action_mask[1:])):
+    rows = []
+    for traj, row in zip(trajs, values.tolist()):
+        turn, spread = -1, []
+        for before, own in zip(traj.action_mask, traj.action_mask[1:]):
             turn += own > before                                                    # a call begins
-            if own: spread[b, i] = values[b, traj.info['ticket_of_turn'][turn]]
-    return spread
+            spread.append(row[traj.info['ticket_of_turn'][turn]] if own else 0.0)
+        rows.append(spread)
+    return pad(rows, 0.0)[0]
 
 # %% ../nbs/12_long_horizons.ipynb #d3bf2f42
 #@save
