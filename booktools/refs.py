@@ -96,6 +96,14 @@ def references(root, path, known=None):
             )
 
 
+def uncited(root):
+    """A line for each entry of references.bib that no page cites."""
+    cited = {c.lstrip("-@") for p in pages(root) for _, s in prose.reading(p) for c in s.of("cite")}
+    for key in bibliography(root):
+        if key not in cited:
+            yield f"references.bib: no page cites {key!r}: cite it, or delete the entry"
+
+
 def _link_fault(root, path, target, known):
     if re.match(r"[a-z]+:", target):
         return None
