@@ -71,11 +71,18 @@ def _parallel(work, jobs, root):
     expected = {name: known.get(name, 20) for name in work}
     order = sorted(work, key=lambda name: -expected[name])
     seconds, started, failures, running = {}, {}, {}, set()
+    share = max(1, (os.cpu_count() or 1) // min(jobs, len(work)))
+    env = os.environ | {"LOKY_MAX_CPU_COUNT": str(share)}  # the workers of `run_seeds` in each part
 
     def one(name):
         start = started[name] = time.time()
         process = subprocess.Popen(
-            work[name], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            work[name],
+            cwd=root,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         running.add(process)
         output = process.communicate()[0]
