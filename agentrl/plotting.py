@@ -25,6 +25,13 @@ logger = logging.getLogger('agentrl')
 
 # %% ../nbs/00_how_this_book_works.ipynb #277a5de2
 #@save
+class _Stdout(logging.StreamHandler):
+    """Writes to what is standard output at that moment: some runners give each cell one of its own."""
+    def __init__(self): logging.Handler.__init__(self)
+
+    @property
+    def stream(self): return sys.stdout
+
 def show_log(level=logging.INFO):
     """
     Sends the library's progress lines to standard output, as plain lines, and returns None.
@@ -33,7 +40,7 @@ def show_log(level=logging.INFO):
     """
     for handler in [h for h in logger.handlers if h.get_name() == 'agentrl-stdout']:
         logger.removeHandler(handler)
-    handler = logging.StreamHandler(sys.stdout)
+    handler = _Stdout()
     handler.set_name('agentrl-stdout')
     handler.setFormatter(logging.Formatter('%(message)s'))
     logger.addHandler(handler)

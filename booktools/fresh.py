@@ -17,7 +17,7 @@ from . import prose
 WORDS = ("intervals", "timing", "sample")
 _OTHERS = 0.2  # with `intervals`, for numbers that are no mean with its interval
 _NUMBER = re.compile(
-    r"(?<![\w.])([+\-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?|[+\-−]?\.\d+)(?!\w)"
+    r"(?<![\w.])([+\-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?|[+\-−]?\.\d+)(?!(?!s\b)\w)"
 )
 _FIGURE = re.compile(r"<Figure size ([\d.]+)x([\d.]+) with (\d+) Axes>")
 _NOISE = 1e-6  # what is smaller is rounding noise, and differs between machines

@@ -327,6 +327,8 @@ def stream(text):
         ("gain -0.5\n", "gain 0.5\n", None, "-0.5 is stored"),
         ("12 s, ratio 3.1\n", "19 s, ratio 2.2\n", "timing", None),
         ("12 s, ratio 3.1\n", "19 s, rate 2.2\n", "timing", "the stored line is"),
+        ("1 failed in 0.01s\n", "1 failed in 0.02s\n", "timing", None),  # as pytest writes it
+        ("1 failed in 0.01s\n", "1 failed in 0.01sec\n", "timing", "the stored line is"),
         ("a   1\n", "a 1\n", None, None),  # columns move with the width of numbers
         ("one\n", "two\n", 0.5, "the stored line is 'one'"),
         ("one\n", "one\ntwo\n", 0.5, "1 lines are stored"),

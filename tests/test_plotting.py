@@ -1,5 +1,7 @@
 """Chapter 0: intervals, the seed band, seeds in processes, the figures' look, the log."""
 
+import contextlib
+import io
 import logging
 import math
 import os
@@ -177,6 +179,10 @@ def test_progress_lines_are_shown_once_and_from_their_level(capsys):
         arl.show_log(logging.WARNING)
         logger.info("nobody sees this")
         assert capsys.readouterr().out == "step 3\n"
+        arl.show_log()
+        with contextlib.redirect_stdout(io.StringIO()) as cell:      # as runners do that keep the output of each cell
+            logger.info("step %d", 4)
+        assert cell.getvalue() == "step 4\n" and not capsys.readouterr().out
     finally:
         logger.handlers, logger.propagate = before, propagate
         logger.setLevel(level)
