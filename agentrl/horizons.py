@@ -135,10 +135,13 @@ CREDITS = ('episode', 'to_go', 'ticket')
 def ticket_returns(trajs, credit='to_go'):
     """What is to be credited to each ticket of each episode -> (returns [B, k], reached [B, k] bool).
 
-    trajs: B episodes of `sample_jobs`; credit: one of `CREDITS`, else ValueError. returns is 0 where not reached.
+    trajs: B episodes of `sample_jobs`; credit: one of `CREDITS`. returns is 0 where not reached. ValueError
+    for another credit or no episodes.
     """
     if credit not in CREDITS:
         raise ValueError(f'credit is {credit!r}; it must be one of {CREDITS}')
+    if not trajs:
+        raise ValueError('trajs is empty; there must be at least one episode')
     k = max(t.info['n_tickets'] for t in trajs)
     earned, reached = torch.zeros(len(trajs), k), torch.zeros(len(trajs), k, dtype=torch.bool)
     for b, traj in enumerate(trajs):

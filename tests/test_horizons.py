@@ -97,6 +97,8 @@ def test_returns_by_rule():
     assert arl.ticket_returns(trajs)[1].tolist() == [[True, True], [True, False]]
     with pytest.raises(ValueError, match="credit is 'turn'"):
         arl.ticket_returns(trajs, "turn")
+    with pytest.raises(ValueError, match="trajs is empty"):
+        arl.ticket_returns([])
 
 
 def test_each_token_gets_the_number_of_its_ticket_and_others_none():
