@@ -245,7 +245,7 @@ def _numbers(root, path):
 RULES = {
     "2 tolerances": _rule(_tolerances),
     "3 numbers in prose": _rule(_numbers),
-    "4 references and links": _rule(refs.references, refs.uncited, refs.pages),
+    "4 references and links": _rule(refs.references, lambda root: [*refs.uncited(root), *refs.unsourced(root)], refs.pages),
     "4 names in prose": _rule(refs.names),
     "4 figures": _rule(lambda root, path: refs.figures(path)),
     "5 notation": _rule(notation.check, notation.page_faults),

@@ -104,6 +104,18 @@ def uncited(root):
             yield f"references.bib: no page cites {key!r}: cite it, or delete the entry"
 
 
+def unsourced(root):
+    """A line for each entry of references.bib without one row, and one only, on the page of sources."""
+    page = Path(root) / "nbs/E_sources.qmd"
+    if not page.exists():
+        return
+    firsts = " ".join(re.findall(r"^\|([^|]*)", page.read_text(encoding="utf-8"), re.M))
+    for key in bibliography(root):
+        n = len(re.findall(rf"@{re.escape(key)}(?![\w-])", firsts))
+        if n != 1:
+            yield f"{page.name}: {key!r} has {n} rows: each work has one"
+
+
 def _link_fault(root, path, target, known):
     if re.match(r"[a-z]+:", target):
         return None

@@ -572,3 +572,12 @@ def test_the_installing_cell_installs_what_is_missing(book, tmp_path, version, i
     )  # there and broken: said, not replaced
     result = run_cell()
     assert result.returncode and "no_such_package" in result.stderr and not result.stdout
+
+
+def test_each_work_has_one_row_on_the_page_of_sources(book):
+    row, page = "| [@kool2019buy] | The estimator. |\n", book / "nbs/E_sources.qmd"
+    head = "# Sources {#sec-sources}\n\n| source | what |\n| --- | --- |\n"
+    for rows, found in ((0, ["0 rows"]), (1, []), (2, ["2 rows"])):
+        page.write_text(head + rows * row)
+        findings = check.RULES["4 references and links"](book)
+        assert len(findings) == len(found) and all(f in line for f, line in zip(found, findings))
