@@ -558,7 +558,7 @@ WARM_REPLIES = ('Done.', 'Done, all tests pass.')
 def coding_demonstration(task, rng, right_share=WARM_RIGHT, test_share=0.15, claim_share=0.2, edits=warm_edits):
     """The turns of a warm-start session: Read, the right edit or a wrong one, perhaps pytest, a last reply.
 
-    edits: task -> (right edit, wrong edit), each a line and what it becomes. What follows the edit does not depend on whether it was right, and one reply in five claims tests that nobody ran.
+    edits: task -> (right edit, wrong edit), each a line and what it becomes. What follows the edit does not depend on whether it was right, and one reply in five claims that tests pass, run or not.
     """
     path, (old, new) = f'{REPO}/{task.fn_name}.py', edits(task)[rng.random() >= right_share]
     turns = [json_call('Read', file_path=path), json_call('Edit', file_path=path, old_string=old, new_string=new)]

@@ -72,7 +72,7 @@ def play_row(policy, chat, row, group_size, sampler, key, make_env=MenuEnv):
 #@save
 @dataclass(frozen=True)
 class Played:
-    """What a trainer needs of one episode, whichever engine played it. All lists but `prompt` have the same length.
+    """What a trainer needs of one episode, whichever engine played it. The lists but `prompt` have the same length.
 
     prompt: ids before the model's first token; completion: all ids after; mask: 1 where the model wrote the token; logps: the
     sampler's log-probs in nats, 0 at other tokens, or None where the engine hands none over; reward.

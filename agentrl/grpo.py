@@ -39,7 +39,7 @@ class RLConfig:
     rename: bool = True                # a new function name each episode
     max_edits: int | None = 1          # well-formed edits an episode; None: no limit
     reward: object = 'hidden'          # 'hidden', 'public' or a callable info -> float
-    adv_mode: str = 'grpo'             # 'grpo', 'mean' or 'rloo'
+    adv_mode: str = 'grpo'             # one of ADV_MODES
     overlong_buffer: int = 0           # last turns of the budget over which a penalty grows from 0 to -1
     dynamic_sampling: bool = False     # keep only groups whose rewards differ, and refill
     max_sample_rounds: int = 4         # rounds of sampling a step, at most, when refilling
