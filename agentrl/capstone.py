@@ -33,7 +33,7 @@ class Ledger:
 
     def charged(self, arm):
         """Episodes of an arm that count against the budget, an int."""
-        return sum(self.rows[arm][kind][0] for kind in CHARGED if kind in self.rows[arm])
+        return sum(row[0] for kind, row in self.rows.get(arm, {}).items() if kind in CHARGED)
 
     def check(self, arms, budget):
         """ValueError that names an arm which spent more than `budget` episodes, or none."""

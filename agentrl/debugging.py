@@ -353,7 +353,7 @@ def signature(history):
     """A run's usual curves as a few numbers -> dict of floats; no probe has a part in it.
 
     Means over the steps, logarithms (base 10) for what spans powers of ten; of reward, reads and length the mean of the last two
-    steps; of the entropy also its change. A step without an update counts for what it sampled only.
+    steps; of the entropy also its change; of `kl_ref` the last update's value. A step without an update counts for what it sampled only.
     """
     updates = [r for r in history if 'grad_norm' in r]
     if not updates:
@@ -416,7 +416,7 @@ def named_by_probes(record, clean_start, limits):
     elif over('mask_extra'): yield 'tool tokens in the loss', 'mask_extra'
     elif over('repeat_gap'): yield 'dropout on', 'repeat_gap'
     elif over('logp_gap'):
-        if record['logp_gap_there'] < 0.2 * record['logp_gap']: yield 'wrong temperature', 'logp_gap'
+        if record.get('logp_gap_there', math.inf) < 0.2 * record['logp_gap']: yield 'wrong temperature', 'logp_gap'
         else: yield ('stale old log-probs' if clean_start else 'sampler and trainer differ'), 'logp_gap'
     if over('adv_mean'): yield 'shuffled groups', 'adv_mean'
     elif over('adv_idle'): yield 'zero-variance epsilon', 'adv_idle'
@@ -432,7 +432,7 @@ def diagnose(history, limits=LIMITS):
     of its own, as is a run of five steps and more in which no group of rewards ever differed. Raises ValueError for an empty
     history and for one without probes, which can't be judged this way.
     """
-    if not any('logp_gap' in r or not r.get('updated', True) for r in history):
+    if not history or any(r.get('updated', True) for r in history) and not any('logp_gap' in r for r in history):
         raise ValueError('history holds no probes; train inside `probed()`, or compare curves with `Signatures`')
     found = {}
     for r in history:
@@ -469,8 +469,8 @@ def first_difference(a, b, tolerance=0.0):
     """Where two histories part: (step, key, value in a, value in b); None if they agree.
 
     a, b: histories; keys that only one of them has don't count. A record's keys stand in the order of the loop: what was sampled, then
-    what the update says of itself; so the first key that differs names the stage. tolerance: relative difference of two numbers that
-    counts as none. Histories of different lengths that agree so far part at 'steps'.
+    what the update says of itself; so the first key that differs names the stage. tolerance: difference of two numbers that counts as none,
+    relative to the larger of the two, absolute where both are below 1. Histories of different lengths that agree so far part at 'steps'.
     """
     near = lambda u, v: u == v or (isinstance(u, float) and isinstance(v, float) and (
         abs(u - v) <= tolerance * max(abs(u), abs(v), 1.0) or math.isnan(u) and math.isnan(v)))

@@ -41,8 +41,9 @@ def test_an_arm_above_its_budget_is_named():
     with pytest.raises(ValueError, match="arm 'over' is charged 11.*budget = 10"):
         ledger.check(["fine", "over"], 10)
     ledger.charge("free", "evaluation", 5)
-    with pytest.raises(ValueError, match="arm 'free' is charged 0"):
-        ledger.check(["free"], 10)
+    for unpaid in ("free", "unknown"):
+        with pytest.raises(ValueError, match=f"arm '{unpaid}' is charged 0"):
+            ledger.check([unpaid], 10)
 
 
 @pytest.mark.parametrize("episodes", [-1, 1.5, True, "8"])

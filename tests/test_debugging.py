@@ -138,6 +138,20 @@ def test_a_run_without_signal_is_said_to_have_none_after_five_steps():
     assert arl.diagnose(idle[:4]) == [] == arl.diagnose([*idle[:4], step(5)])
 
 
+def test_a_history_without_probes_is_refused_also_where_some_steps_had_no_update():
+    bare = {"step": 1, "updated": True, "zero_adv_frac": 0.5}
+    for history in ([], [bare], [bare, {**bare, "step": 2, "updated": False}]):
+        with pytest.raises(ValueError, match="no probes"):
+            arl.diagnose(history)
+
+
+def test_a_lower_limit_finds_a_gap_that_the_probe_did_not_look_into():
+    small = step(1, logp_gap=5e-5)
+    assert arl.diagnose([small]) == []
+    found = arl.diagnose([small], limits={**arl.LIMITS, "logp_gap": 1e-5})
+    assert [f.fault for f in found] == ["sampler and trainer differ"]
+
+
 def test_a_gap_from_the_first_step_on_is_not_called_stale():
     gap = {"logp_gap": 0.1, "temperature_factor": 0.9, "logp_gap_there": 0.09}
     late, early = [step(1), step(2, **gap)], [step(1, **gap), step(2, **gap)]

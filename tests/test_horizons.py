@@ -140,6 +140,9 @@ def test_training_is_reproducible_and_refuses_an_unknown_rule_before_any_work():
     assert runs[0][0] == runs[1][0] and all(torch.equal(a, b) for a, b in zip(runs[0][1].values(), runs[1][1].values()))
     with pytest.raises(ValueError, match="credit is 'x'"):
         arl.train_jobs(None, TASKS, tokenizer(), cfg, 1, credit="x")
+    for field, value in (("correction", "truncate"), ("ratio_level", "sequence")):
+        with pytest.raises(ValueError, match=f"{field}.* '{value}'"):
+            arl.train_jobs(None, TASKS, tokenizer(), arl.RLConfig(**{field: value}), 1)
 
 
 def test_masked_episodes_have_no_part_in_the_gradient():
