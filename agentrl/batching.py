@@ -181,8 +181,8 @@ def token_weights(mask, mode, norm_const=None):
 def token_losses(model, batch, rows, advantages, cfg):
     """The loss of each token before averaging, for the episodes `rows` [b] of `batch`: [b, T-1], with gradient.
 
-    The clipped token-level surrogate, with what `cfg` adds to it: an entropy bonus, and a KL penalty where kl_in is 'loss'
-    and the batch has 'ref_logps'. What stands where the mask is 0 means nothing. advantages: [B].
+    The clipped token-level surrogate, with what `cfg` adds to it: an entropy bonus, and a KL penalty where kl_coef is above 0
+    and kl_in is 'loss', which needs 'ref_logps' in the batch. What stands where the mask is 0 means nothing. advantages: [B].
     """
     mask, old = batch['action_mask'][rows], batch['sampler_logps'][rows]
     fns = (selected_log_probs, entropy_at) if cfg.entropy_coef else (selected_log_probs,)
@@ -202,12 +202,14 @@ def accumulate(model, batch, advantages, cfg, budget, rows=None):
     batch: of `collate`; advantages: [B]; budget: most tokens of a micro-batch, padding included; rows: indices, None: all.
     The gradient is that of `minibatch_loss` on the same rows, whatever the budget: weights are counted before the cut, and
     episodes of advantage 0 count in them but are computed only if a KL or entropy term needs them. Returns floats: 'loss',
-    'micro_batches', 'rows' and 'tokens' (with padding) computed. Raises ValueError for ratio_level 'sequence', a missing
-    reference, shapes that don't fit or a budget below the longest row, before any work.
+    'micro_batches', 'rows' and 'tokens' (with padding) computed. Raises ValueError for ratio_level 'sequence', a correction,
+    another surrogate than 'clip', a missing reference, shapes that don't fit or a budget below the longest row, before any work.
     """
     check_update(batch, advantages, cfg, None)
     if cfg.ratio_level != 'token':
         raise ValueError(f"ratio_level is {cfg.ratio_level!r}; accumulate needs 'token', a loss for each token")
+    if cfg.correction is not None or cfg.surrogate != 'clip':
+        raise ValueError(f"correction is {cfg.correction!r} and surrogate {cfg.surrogate!r}; accumulate needs None and 'clip'")
     rows = torch.arange(len(advantages)) if rows is None else rows
     mask = batch['action_mask'][rows]                                           # [b, T-1]
     weights = token_weights(mask, cfg.loss_mode, norm_const(cfg, mask))

@@ -169,7 +169,7 @@ def randomize_names(task, rng):
     """A copy of `task` whose function has another of the gym's 30 names, in issue and source; `name` stays.
 
     A name is drawn from all 30; one that already stands in the source is replaced by another of its own family and split.
-    That second draw keeps the name from saying even which family the task is *not* (section 9.4).
+    That second draw keeps the name from saying even which family the task is *not* (section 9.2).
     rng: anything with `choice`, such as `random.Random(0)`.
     """
     taken = set(re.findall(r'\w+', task.source))

@@ -244,7 +244,7 @@ def refusal(source):
 
 # %% ../nbs/04_bugfix_gym.ipynb #a5abfbf4
 #@save
-MAX_STEPS = 100_000    # instructions of one test; also the longest `range`
+MAX_STEPS = 100_000    # trace events of one test (calls, lines, instructions, returns); also the longest `range`
 MAX_SIZE = 10_000      # items or characters of one variable, or bits of a number
 _SIZED = (str, list, tuple, dict, set, frozenset)
 
@@ -252,7 +252,7 @@ class Stopped(Exception):
     """A source was stopped because it ran too long or made something too large."""
 
 def step_budget():
-    """A trace function for one test: raises `Stopped` after `MAX_STEPS` instructions or at a variable over `MAX_SIZE`."""
+    """A trace function for one test: raises `Stopped` after `MAX_STEPS` trace events or at a variable over `MAX_SIZE`."""
     left = MAX_STEPS
     def trace(frame, event, arg):
         nonlocal left
@@ -508,7 +508,7 @@ class BugFixEnv(Toolbox):
         return task.issue
 
     def step(self, text):
-        """Carries out one call. A malformed one costs its turn, changes nothing, and is told so; nothing raises."""
+        """Carries out one call. A malformed one costs its turn, changes nothing, and is told so; no text raises."""
         if self.done:
             raise ValueError('step was called after the end of the episode; call reset(task) first')
         self.turn += 1

@@ -82,7 +82,7 @@ def kl_loss_gradient(logits, ref_logp, kind='k3', sampler_logp=None, weight='non
     logits: [V] of the policy; ref_logp: [V]; sampler_logp: [V] of the policy that samples, None for
     the policy itself; weight of a sample: 'none', 'ratio' (pi over sampler, differentiated too) or
     'detached' (the same as a number). Raises ValueError for an unknown kind or weight and for a
-    ref_logp of another shape. Source of the problem: Tang and Munos (2025).
+    ref_logp or sampler_logp of another shape. Source of the problem: Tang and Munos (2025).
     """
     if weight not in ('none', 'ratio', 'detached'):
         raise ValueError(f"weight is {weight!r}; it must be 'none', 'ratio' or 'detached'")
@@ -118,7 +118,8 @@ def kl_to_go(logp, ref_logp, mask):
 def tilted_policy(ref_logp, rewards, beta):
     """Log-probs [..., V] of the policy that maximises E[R] - beta KL(pi || q), q exp(R / beta) / Z.
 
-    ref_logp, rewards: [..., V]; beta: above 0, finite. Raises ValueError for another beta.
+    ref_logp, rewards: [..., V]; beta: above 0, finite. Raises ValueError for another beta or
+    shapes that differ.
     """
     if isinstance(beta, bool) or not (isinstance(beta, (int, float)) and 0 < beta < float('inf')):
         raise ValueError(f'beta is {beta!r}; it must be a finite number above 0')

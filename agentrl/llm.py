@@ -1030,7 +1030,7 @@ class LLMRun:
         self.history.append({'kind': 'train', 'step': i + 1, **record})
 
     def evaluate(self, arm):
-        generator = named_generator(self.cfg.seed, 'evaluate')                  # the same names and numbers for each arm
+        generator = named_generator(self.cfg.seed, 'evaluate')                  # the same names and numbers after SFT and after RL
         cfg = replace(self.cfg, eval_n=self.cfg.start_n) if arm == 'start' and self.cfg.start_n else self.cfg
         self.evaluation[arm] = evaluate_llm(self.policy, self.chat, self.experiment, cfg, generator)
 
@@ -1069,7 +1069,7 @@ def rl_step(policy, chat, optimizer, experiment, tasks, cfg, generator):
 # %% ../nbs/qwen_grpo_bugfix.ipynb #980ef9aa
 #@save
 def evaluate_llm(policy, chat, experiment, cfg, generator):
-    """`eval_n` episodes on each held-out task -> {'tasks': counts by task, 'stats', 'transcripts': the first of three tasks}."""
+    """`eval_n` episodes on each held-out task -> {'tasks': counts by task, 'stats', 'transcripts': the first of every third task}."""
     sizes = [min(cfg.group_size, cfg.eval_n - i) for i in range(0, cfg.eval_n, cfg.group_size)]
     tasks = [task for task in experiment.heldout for _ in sizes]
     groups = fresh_groups(experiment, tasks, sizes * len(experiment.heldout), cfg, generator)

@@ -184,7 +184,8 @@ def with_horizon(mdp, turns):
 
     A state s that is not terminal becomes (turns left, s), terminal states keep their names, and
     running out of turns leads to the terminal state 'out of turns', which pays nothing.
-    turns: whole number from 1. Only states that can be reached are kept.
+    turns: whole number from 1. Only states that can be reached are kept; ValueError if there are
+    more than 2,000.
     """
     _whole('turns', turns)
     pays = mdp.R[..., None].expand(mdp.P.shape) if mdp.R_next is None else mdp.R_next    # [S, A, S]
@@ -250,8 +251,9 @@ def repair_mdp(families=REPAIR_FAMILIES, turns=6, step_cost=0.0, gamma=1.0):
     """
     One-edit repair as an MDP over what the agent knows: a hidden family, one edit, hidden tests.
 
-    families: equally likely kinds of bug, one edit each. turns: the budget, from 1; the states are
-    then (turns left, state), or None for no end but `submit`. step_cost: paid in every turn.
+    families: equally likely kinds of bug, one edit each. turns: the budget, from 1 (with five
+    families to about 220, for 2,000 states); the states are then (turns left, state), or None for
+    no end but `submit`. step_cost: paid in every turn.
     The reward is 1 for a `submit` of a repaired program. Raises ValueError for other values.
     """
     _check_repair(families, step_cost)

@@ -149,7 +149,8 @@ def t_quantile(p, df):
     """
     The p-quantile of Student's t distribution with df degrees of freedom, a float.
 
-    p: probability, 0.5 <= p < 1. df: int from 1 to 10**6; beyond that take the normal quantile.
+    p: probability, 0.5 <= p < 1. df: degrees of freedom, whole or not, from 1 to
+    10**6; beyond that take the normal quantile.
     With t = sqrt(df) tan(a) the distribution function is 1/2 plus a multiple of the integral of
     cos(x)**(df - 1) from 0 to a. Raises ValueError for another p or df.
     """
@@ -248,7 +249,8 @@ def _check_jobs(fn, jobs, n_workers):
 #@save
 def run_seeds(fn, jobs, n_workers=None, name='jobs'):
     """
-    Calls fn once a job in worker processes; returns the list of results, in the order of jobs.
+    Calls fn once a job in worker processes, or in this one where there is one job or one worker;
+    returns the list of results, in the order of jobs.
 
     fn: a function, which may be defined in a notebook; what it returns must pickle. jobs: list of
     dicts (keyword arguments) or tuples (arguments). n_workers: processes, at most one a job; by

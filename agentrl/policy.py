@@ -265,7 +265,7 @@ def cached_attention(model, cache, rows, cols, blocks):
 def selected_log_probs(logits, targets):
     """Log-probability of each target token in nats: logits [B, T, V], targets [B, T] -> [B, T].
 
-    No second [B, T, V] tensor is made. The result is exact to the spacing of the numbers around the largest logit.
+    The table of log-probabilities is not stored; `logsumexp` makes one temporary [B, T, V] while it runs. The result is exact to the spacing of the numbers around the largest logit.
     Raises ValueError if the shapes before V differ.
     """
     if logits.shape[:-1] != targets.shape:

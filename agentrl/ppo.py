@@ -19,8 +19,8 @@ def clipped_surrogate(log_ratio, advantages, clip_low, clip_high):
     """PPO's objective min(r A, clip(r) A), elementwise, and True where its gradient is cut.
 
     log_ratio: log r, any shape; advantages: broadcastable to it. Beyond +-20 the log-ratio counts
-    as +-20, so that no ratio overflows; its gradient is 0 there, which isn't marked as cut. Source:
-    Schulman et al. (2017), equation 7.
+    as +-20, so that no ratio overflows; its gradient is 0 there, which is marked as cut
+    only where the clip acts too. Source: Schulman et al. (2017), equation 7.
     """
     ratio = log_ratio.clamp(-20, 20).exp()
     plain, clipped = ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages

@@ -17,6 +17,7 @@ from .policy import KVCache, check_temperature, extend, sample_tokens
 
 # %% ../nbs/05_episodes.ipynb #ff0e81d1
 #@save
+# The special words: padding, unknown, and the markers of observations and calls
 SPECIALS = ('<pad>', '<unk>', '<obs>', '</obs>', '<call>', '</call>')
 
 class WordTokenizer:
@@ -69,6 +70,7 @@ def build_tokenizer(tasks):
 
 # %% ../nbs/05_episodes.ipynb #d88d0164
 #@save
+# Most tokens that the policy may write in one call
 MAX_CALL_TOKENS = 6
 
 @dataclass

@@ -359,7 +359,8 @@ def check_lag(tasks, steps, lag):
             raise ValueError(f'{name} is {value!r}; it must be a whole number of at least 0')
 
 def train_lagged(model, tasks, tok, cfg, steps, lag=0, sampler=None, env_factory=make_env, on_step=None):
-    """Trains `model` in place on episodes of the weights of `lag` steps ago -> history, one dict a step as of `train_rl`.
+    """Trains `model` in place on episodes of the weights of `lag` steps ago -> history, one dict a step as of `train_rl`,
+    with `failed` and without `zero_adv_frac`.
 
     The first `lag` steps sample from the start. sampler: model -> the model that samples, such as `quantized`; None: itself.
     on_step: (step, model) -> dict that joins the record. A group with a failed environment is dropped; `failed` counts.

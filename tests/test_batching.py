@@ -233,6 +233,7 @@ def test_accumulate_refuses_before_any_work(model, batch):
     for bad, cfg, budget, word in (
         (A[1:], arl.RLConfig(), 10**6, "advantages"),
         (A, arl.RLConfig(ratio_level="sequence"), 10**6, "ratio_level"),
+        (A, arl.RLConfig(correction="truncate"), 10**6, "correction"),
         (A, arl.RLConfig(kl_coef=0.1), 10**6, "ref_model"),
         (A, arl.RLConfig(), 1, "budget"),
     ):
