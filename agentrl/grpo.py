@@ -138,7 +138,10 @@ def make_rl_base(tok, seed=0):
 # %% ../nbs/09_grpo.ipynb #6b80f8af
 #@save
 class EditBudgetEnv(BugFixEnv):
-    """A `BugFixEnv` that refuses edits past `max_edits`: the call costs a turn, changes nothing and replies 'no change'."""
+    """A `BugFixEnv` that refuses edits past `max_edits`: the call costs a turn, changes nothing and replies 'no change'.
+
+    Raises ValueError for a setting of `BugFixEnv` that is wrong, and for max_edits that is no whole number of at least 0.
+    """
     def __init__(self, max_turns=6, reward='hidden', max_edits=1):
         super().__init__(max_turns, reward)
         if isinstance(max_edits, bool) or not isinstance(max_edits, int) or max_edits < 0:
@@ -210,7 +213,8 @@ def episode_stats(traj):
 #@save
 def behavior_stats(trajs):
     """Per-episode means: `pass_rate` (submitted, hidden tests pass), `reward`, `reads`, `tests`, `edits` (well-formed
-    calls), `first_edit_right` (share whose first edit is the task's repair), `turns`, `length` (tokens)."""
+    calls), `first_edit_right` (share whose first edit is the task's repair), `turns`, `length` (tokens).
+    Raises ValueError without episodes."""
     if not trajs:
         raise ValueError('trajs is empty; there must be at least one episode')
     rows = [episode_stats(t) for t in trajs]
@@ -262,7 +266,8 @@ def compute_advantages(batch, cfg):
 def kl_penalty(logp, ref_logp, kind='k3'):
     """Per-token estimate of KL(pi_theta || pi_ref) from tokens that pi_theta sampled; any shape, `ref_logp` gets no gradient.
 
-    With l = log(pi_ref / pi_theta): 'k1' is -l, 'k2' l^2 / 2, 'k3' exp(l) - 1 - l. Source: Schulman (2020).
+    With l = log(pi_ref / pi_theta): 'k1' is -l, 'k2' l^2 / 2, 'k3' exp(l) - 1 - l.
+    Raises ValueError for another kind or shapes that differ. Source: Schulman (2020).
     """
     if kind not in CHOICES['kl_kind']:
         raise ValueError(f"kl_kind is {kind!r}; it must be one of {CHOICES['kl_kind']}")
@@ -317,7 +322,8 @@ def correction_weights(old_logp, sampler_logp, mask, kind='truncate', cap=2.0):
 
     With w = pi_old / pi_sampler, 'truncate' gives min(w, cap), 'mask' w where 1/cap <= w <= cap and 0 elsewhere, 'recompute' 1.
     Stats, over mask = 1: `mismatch_kl`, k3's estimate of KL(pi_sampler || pi_old) in nats a token; `weight_max`, the largest w;
-    `weight_cut`, the share that the bound changed. Source: Yao et al. (2025) for 'truncate', IcePop (2025) for 'mask'.
+    `weight_cut`, the share that the bound changed. Raises ValueError for another kind, a cap below 1 or shapes that differ.
+    Source: Yao et al. (2025) for 'truncate', IcePop (2025) for 'mask'.
     """
     if kind not in CHOICES['correction'] or not cap >= 1:
         raise ValueError(f"correction is {kind!r}, its cap {cap!r}; they must be one of {CHOICES['correction']} and at least 1")
@@ -481,13 +487,14 @@ def evaluate(model, tasks, tok, n_samples=1, temperature=1.0, generator=None, cf
     """`behavior_stats` of `n_samples` episodes a task in the environment of `cfg` (None: `RLConfig()`), names drawn anew.
 
     generator: None seeds a new one with 0; env_factory: `cfg -> environment`, None: `make_env`.
+    Raises ValueError without tasks and for n_samples that is no whole number of at least 1.
     """
     return behavior_stats(sample_eval(model, tasks, tok, n_samples, temperature, generator, cfg, env_factory))
 
 # %% ../nbs/09_grpo.ipynb #64e10a4f
 #@save
 def sample_eval(model, tasks, tok, n_samples=1, temperature=1.0, generator=None, cfg=None, env_factory=None):
-    """The episodes behind `evaluate`, `n_samples` consecutive ones a task -> list of `Trajectory`."""
+    """The episodes behind `evaluate`, `n_samples` consecutive ones a task -> list of `Trajectory`; errors as for `evaluate`."""
     if not tasks:
         raise ValueError('tasks is empty; there must be at least one')
     if isinstance(n_samples, bool) or not isinstance(n_samples, int) or n_samples < 1:
@@ -636,7 +643,8 @@ def channel_ceiling(tasks, sees=(), max_edits=1, max_turns=6, rename=True):
 
     Channels: 'issue' (the function's name), 'test' (PASS/FAIL lines), 'reply' (whether an edit changed something), 'read' (the
     source). The policy may know every task by heart and plan ahead; turns and edits are limited as in `EditBudgetEnv`
-    (max_edits None: no limit). rename: names as `randomize_names` draws them. Raises ValueError for an unknown channel.
+    (max_edits None: no limit). rename: names as `randomize_names` draws them. Raises ValueError for an unknown
+    channel or no tasks.
     """
     unknown = set(sees) - set(CHANNELS)
     if unknown or not tasks:
@@ -656,7 +664,8 @@ def gspo_policy_loss(logp, old_logp, advantages, mask, clip_low=3e-4, clip_high=
     """GSPO: the clipped surrogate of whole sequences, mean over sequences -> (loss, stats).
 
     The ratio of a sequence is s = exp(masked mean of its token log-ratios). logp, old_logp, mask: [B, T]; advantages: [B].
-    Stats as in `ppo_policy_loss`, over sequences. A row without tokens is no sequence. Source: Zheng et al. (2025), equations 5, 7.
+    Stats and errors as in `ppo_policy_loss`, over sequences. A row without tokens is no sequence.
+    Source: Zheng et al. (2025), equations 5, 7.
     """
     check_policy_inputs(logp, old_logp, advantages, mask, clip_low, clip_high)
     if advantages.dim() != 1:
