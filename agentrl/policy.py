@@ -265,8 +265,8 @@ def cached_attention(model, cache, rows, cols, blocks):
 def selected_log_probs(logits, targets):
     """Log-probability of each target token in nats: logits [B, T, V], targets [B, T] -> [B, T].
 
-    The table of log-probabilities is not stored; `logsumexp` makes one temporary [B, T, V] while it runs. The result is exact to the spacing of the numbers around the largest logit.
-    Raises ValueError if the shapes before V differ.
+    The table of log-probabilities is not stored; `logsumexp` makes one temporary [B, T, V] while it runs. The result is exact
+    to the spacing of the numbers around the largest logit. Raises ValueError if the shapes before V differ.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f'targets has shape {tuple(targets.shape)}; it must be {tuple(logits.shape[:-1])}, as logits before V')

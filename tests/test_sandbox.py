@@ -149,7 +149,7 @@ def test_every_payload_gets_what_it_deserves(tier, user, public_folder):
     settings = {"folders": folders, "tier": tier, "limits": {"wall_s": 3, "cpu_s": 1}, "workers": 3}
     if tier == "landlock":
         settings["skip"] = sorted(BURNERS)
-        settings["alone"] = ["d09_thread_bomb.py"]  # there the limit on threads counts all of a user: honest threads beside it would fail
+        settings["alone"] = ["d09_thread_bomb.py"]  # there the limit on threads counts all of a user: honest threads beside it may fail
     report = json.loads(as_user(folder, user, ["exploits/runner.py"], "sandbox.py", json.dumps(settings)))
     rows = report["rows"]
     assert report["user"] == (STRANGER if user == "user" else os.getuid()) and report["tier"] == tier
