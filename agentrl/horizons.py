@@ -190,7 +190,8 @@ def train_jobs(model, tasks, tok, cfg, steps, n_tickets=2, credit='to_go', mask_
     """Trains `model` in place on jobs of `n_tickets` of `tasks` -> history, one dict a step: `step`, `episodes` so far, `job_stats`.
 
     cfg: an `RLConfig` (its reward, adv_mode, overlong_buffer, dynamic_sampling, kl_coef and target_kl play no part); credit:
-    see `ticket_returns`; mask_truncated: episodes that the turn limit cut off count neither in the baseline nor in the loss; costs: settings of `JobEnv`. ValueError for wrong settings.
+    see `ticket_returns`; mask_truncated: episodes that the turn limit cut off count neither in the baseline nor in the loss;
+    costs: settings of `JobEnv`. ValueError for wrong settings.
     """
     if credit not in CREDITS:
         raise ValueError(f'credit is {credit!r}; it must be one of {CREDITS}')
